@@ -142,7 +142,8 @@ e2e:
 test-engines: setup ## real services in containers of Podman, and then of Docker, moved in every mode; minutes (as root)
 	@for engine in podman docker; do \
 		GODWIT_TEST_FULL=1 GODWIT_TEST_ENGINE=$$engine scripts/timed "services in containers of $$engine" \
-			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: files::moves watches:: $(TEST_ARGS)" || exit 1; \
+			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: files::moves watches:: \
+			manage::a_user manage::files_are manage::who manage::figures $(TEST_ARGS)" || exit 1; \
 	done
 
 .PHONY: test-criu

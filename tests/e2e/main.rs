@@ -31,6 +31,7 @@ mod ineligible;
 mod input;
 mod ipv6;
 mod making;
+mod manage;
 mod members;
 mod memory;
 mod mosquitto;

@@ -6,6 +6,8 @@
 //!   cli.rs          what can be typed: flags and verbs
 //!   verbs/          one file per verb
 //!   companion.rs    the programs that a verb executes: godwitd, godwit-lab
+//!   habits.rs       what users of Podman and Docker type, and what to type instead
+//!   terminal.rs     the user's terminal, for `exec --tty`
 //!
 //!   shared with godwit-lab:
 //!   program.rs      runs a verb: reads the command line, starts the runtime, prints the error
@@ -26,11 +28,13 @@ mod companion;
 pub mod documented;
 pub mod generate;
 pub mod global;
+mod habits;
 pub mod interrupts;
 pub mod migration;
 pub mod output;
 pub mod program;
 pub mod progress;
+mod terminal;
 pub mod values;
 mod verbs;
 
@@ -49,7 +53,7 @@ pub fn godwit() -> ExitCode {
     {
         return program::run(async { companion::become_lab(verb, &words) }, 1);
     }
-    match program::parse::<cli::Cli>() {
+    match program::parse::<cli::Cli>(habits::instead) {
         Ok(cli) => {
             let code_of_failure = cli.verb.code_of_failure();
             program::run(cli.verb.run(&cli.global), code_of_failure)

@@ -15,12 +15,22 @@ use crate::output;
 /// Exit code for a command line that cannot be understood.
 const USAGE: u8 = 2;
 
-/// Reads the command line; else says what is wrong with it, or prints the help that was asked for.
+/// Reads the command line; else says what is wrong with it, or prints the help that was asked for. `instead` may have a
+/// better sentence for what is wrong with these words.
 ///
 /// # Errors
 /// The exit code, when there is nothing more to do.
-pub fn parse<P: Parser>() -> Result<P, ExitCode> {
-    P::try_parse().map_err(explain_usage)
+pub fn parse<P: Parser>(instead: fn(&clap::Error, &[String]) -> Option<String>) -> Result<P, ExitCode> {
+    P::try_parse().map_err(|error| {
+        let words: Vec<_> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        match instead(&error, &words) {
+            Some(sentence) => {
+                output::note(&format!("Error: {sentence}"));
+                ExitCode::from(USAGE)
+            }
+            None => explain_usage(error),
+        }
+    })
 }
 
 /// Runs a verb to its end; `code_of_failure` is the exit code where the program itself fails.

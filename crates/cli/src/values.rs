@@ -38,6 +38,8 @@ pub enum ValueError {
     Entrypoint,
     #[error("write how many processes there may be, or 0 or -1 for no limit")]
     Pids,
+    #[error("write a signal's name, with or without SIG, or its number: TERM, SIGHUP, 10")]
+    Signal,
     #[error("write NAME=SOFT or NAME=SOFT:HARD with numbers, or -1 or unlimited for no limit")]
     Ulimit,
     #[error("write NAME=VALUE")]
@@ -136,6 +138,28 @@ pub(crate) fn cpus(text: &str) -> Result<u32, ValueError> {
     }
     let thousands = format!("{whole}{part:0<3}").parse().map_err(|_| ValueError::Cpus)?;
     if thousands == 0 { Err(ValueError::Cpus) } else { Ok(thousands) }
+}
+
+/// `256m`, or `0` for no limit.
+pub(crate) fn size_or_none(text: &str) -> Result<u64, ValueError> {
+    if text == "0" { Ok(0) } else { size(text) }
+}
+
+/// `1.5`, or `0` for no limit.
+pub(crate) fn cpus_or_none(text: &str) -> Result<u32, ValueError> {
+    if text == "0" { Ok(0) } else { cpus(text) }
+}
+
+/// `TERM`, `SIGTERM` or `15`.
+pub(crate) fn signal(text: &str) -> Result<u32, ValueError> {
+    if let Ok(number) = text.parse() {
+        // Those for real-time programs have numbers only.
+        return if (1..=64).contains(&number) { Ok(number) } else { Err(ValueError::Signal) };
+    }
+    let name = text.to_ascii_uppercase();
+    let name = if name.starts_with("SIG") { name } else { format!("SIG{name}") };
+    let signal: nix::sys::signal::Signal = name.parse().map_err(|_| ValueError::Signal)?;
+    u32::try_from(signal as i32).map_err(|_| ValueError::Signal)
 }
 
 /// `8080:80/udp`.

@@ -203,3 +203,21 @@ fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path
         assert!(image(path).unwrap().starts_with('/'), "{path}");
     }
 }
+
+#[test]
+fn signals_have_names_and_numbers() {
+    for (text, number) in [("TERM", 15), ("SIGTERM", 15), ("sigkill", 9), ("hup", 1), ("10", 10), ("34", 34)]
+    {
+        assert_eq!(signal(text), Ok(number), "{text}");
+    }
+    for text in ["", "SIG", "0", "65", "-9", "KILLED", "9 "] {
+        assert_eq!(signal(text), Err(ValueError::Signal), "{text}");
+    }
+}
+
+#[test]
+fn no_limit_of_cpus_is_zero() {
+    assert_eq!((cpus_or_none("0"), cpus_or_none("1.5")), (Ok(0), Ok(1500)));
+    assert_eq!(cpus_or_none("-1"), Err(ValueError::Cpus));
+    assert_eq!((size_or_none("0"), size_or_none("1k")), (Ok(0), Ok(1024)));
+}

@@ -132,6 +132,7 @@ fn describe(
         },
         confinement: godwit_engine::Confinement::default(),
         restart: Restart::default(),
+        remove: false,
         kept: Some(found.kept),
         labels: request.labels.clone(),
         created_ms: now,

@@ -218,6 +218,13 @@ pub(crate) fn restart(text: &str) -> Result<Restart, Status> {
     text.parse().map_err(|error: UnknownRestart| Status::invalid_argument(error.to_string()))
 }
 
+/// A service that is removed when it has ended cannot be started again.
+pub(crate) fn removed_or_restarted() -> Status {
+    Status::invalid_argument(
+        "a service is either removed when it has ended (--rm) or started again (--restart)",
+    )
+}
+
 /// A service as the API shows it; networks, state, process and memory are filled in by the caller.
 pub(crate) fn service(service: &Service, node: &str) -> api::Service {
     api::Service {
@@ -256,6 +263,7 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
             .map(|limit| api::Ulimit { name: limit.name.clone(), soft: limit.soft, hard: limit.hard })
             .collect(),
         restart: service.restart.to_string(),
+        remove: service.remove,
         engine: service.kept.as_ref().map(|kept| kept.keeper.name().to_owned()).unwrap_or_default(),
         container_id: service.kept.as_ref().map(|kept| kept.id.clone()).unwrap_or_default(),
         ..api::Service::default()

@@ -1,31 +1,33 @@
-//! Commands inside services: bytes between the user's stream and the engine's pipes.
+//! Commands inside services: bytes between the user's stream and the engine's pipes or terminal.
 
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{ExecInput, ExecOutput, exec_input, exec_output};
-use godwit_engine::{EngineError, ExecRequest, rootfs};
+use godwit_engine::{EngineError, ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize, rootfs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
+use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use crate::convert;
 use crate::node::Node;
-use crate::services::{DEFAULT_PATH, owned};
+use crate::services::{DEFAULT_PATH, occupied, owned};
 use crate::status::status;
 
-/// What is read from a pipe at once.
+/// What is read from a stream at once.
 const CHUNK: usize = 64 * 1024;
 
 /// Pieces of output that wait for a slow user; then the command waits.
 const QUEUE: usize = 16;
 
 type Output = Pin<Box<dyn Stream<Item = Result<ExecOutput, Status>> + Send>>;
+type Outgoing = mpsc::Sender<Result<ExecOutput, Status>>;
 
 /// Starts the command that the first message describes.
 pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> Result<Output, Status> {
@@ -44,16 +46,13 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         return Err(Status::failed_precondition(format!("service {name} is not running")));
     }
     // A migration that began already must not meet a new process in the service.
-    let occupied = node.reserve(&name).await.ok_or_else(|| {
-        Status::aborted(format!(
-            "service {name} is being created, removed or migrated; try again when that has ended"
-        ))
-    })?;
+    let taken = node.reserve(&name).await.ok_or_else(|| occupied(&name))?;
     let request = ExecRequest {
         command: start.command,
         env: start.env,
         user: Some(start.user).filter(|user| !user.is_empty()),
         workdir: Some(start.workdir).filter(|workdir| !workdir.is_empty()),
+        terminal: start.terminal.map(size),
     };
     let config = node.local().config(&service.service);
     let path = service.service.env.iter().find_map(|pair| pair.strip_prefix("PATH=")).unwrap_or(DEFAULT_PATH);
@@ -62,39 +61,61 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         rootfs::find_command(&config.rootfs, path, &request.command[0])
             .map_err(|error| status(Status::invalid_argument, &error))?;
     }
-    let io = node.local().engine.exec(&config, &request).await.map_err(|error| match &error {
-        EngineError::Command { .. } => status(Status::invalid_argument, &error),
-        _ => status(Status::internal, &error),
-    })?;
-    drop(occupied);
-    let broken = |e: std::io::Error| Status::internal(format!("the command's streams cannot be used: {e}"));
-    let stdin = if start.stdin { Some(pipe::Sender::from_owned_fd(io.stdin).map_err(broken)?) } else { None };
+    let ExecIo { streams, child } =
+        node.local().engine.exec(&config, &request).await.map_err(|error| match &error {
+            EngineError::Command { .. } => status(Status::invalid_argument, &error),
+            _ => status(Status::internal, &error),
+        })?;
+    drop(taken);
     let (out, outgoing) = mpsc::channel(QUEUE);
-    let stdout = tokio::spawn(pump(receiver(io.stdout).map_err(broken)?, out.clone(), |data| {
-        exec_output::Kind::Stdout(data)
-    }));
-    let stderr = tokio::spawn(pump(receiver(io.stderr).map_err(broken)?, out.clone(), |data| {
-        exec_output::Kind::Stderr(data)
-    }));
-    let mut child = io.child;
-    tokio::spawn(async move {
-        let feeding = tokio::spawn(feed(input, stdin));
-        let ended = child.wait().await;
-        feeding.abort();
-        // Both end when the command's last process has closed its streams.
-        let _ = tokio::join!(stdout, stderr);
-        let last = match ended {
-            Ok(status) => Ok(ExecOutput { kind: Some(exec_output::Kind::ExitCode(exit_code(status))) }),
-            Err(error) => Err(Status::internal(format!("cannot tell how the command ended: {error}"))),
-        };
-        // The user may have gone.
-        let _ = out.send(last).await;
-    });
+    match streams {
+        ExecStreams::Pipes { stdin, stdout, stderr } => {
+            let broken =
+                |e: std::io::Error| Status::internal(format!("the command's streams cannot be used: {e}"));
+            let receiver = |fd: OwnedFd| pipe::Receiver::from_owned_fd(fd).map_err(broken);
+            let stdin =
+                if start.stdin { Some(pipe::Sender::from_owned_fd(stdin).map_err(broken)?) } else { None };
+            let stdout = pump(receiver(stdout)?, out.clone(), exec_output::Kind::Stdout);
+            let stderr = pump(receiver(stderr)?, out.clone(), exec_output::Kind::Stderr);
+            let output = async {
+                tokio::join!(stdout, stderr);
+            };
+            tokio::spawn(attend(child, feed(input, stdin), output, out));
+        }
+        ExecStreams::Terminal(terminal) => {
+            let terminal = Arc::new(terminal);
+            let (typed, shown) =
+                (type_at(input, Arc::clone(&terminal), start.stdin), show(terminal, out.clone()));
+            tokio::spawn(attend(child, typed, shown, out));
+        }
+    }
     Ok(ReceiverStream::new(outgoing).boxed())
 }
 
-fn receiver(fd: OwnedFd) -> std::io::Result<pipe::Receiver> {
-    pipe::Receiver::from_owned_fd(fd)
+/// Sees a command to its end, and says how it ended after all that it has written.
+async fn attend(
+    mut child: Child,
+    input: impl Future<Output = ()> + Send + 'static,
+    output: impl Future<Output = ()> + Send + 'static,
+    out: Outgoing,
+) {
+    let (input, output) = (tokio::spawn(input), tokio::spawn(output));
+    let ended = child.wait().await;
+    // It has a handle of the terminal.
+    input.abort();
+    // It ends when the command's last process has closed its streams.
+    let _ = tokio::join!(input, output);
+    let last = match ended {
+        Ok(status) => Ok(ExecOutput { kind: Some(exec_output::Kind::ExitCode(exit_code(status))) }),
+        Err(error) => Err(Status::internal(format!("cannot tell how the command ended: {error}"))),
+    };
+    // The user may have gone.
+    let _ = out.send(last).await;
+}
+
+fn size(size: godwit_api::v1::TerminalSize) -> TerminalSize {
+    let fits = |characters: u32| u16::try_from(characters).unwrap_or(u16::MAX);
+    TerminalSize { rows: fits(size.rows), columns: fits(size.columns) }
 }
 
 async fn feed(mut input: Streaming<ExecInput>, stdin: Option<pipe::Sender>) {
@@ -107,11 +128,7 @@ async fn feed(mut input: Streaming<ExecInput>, stdin: Option<pipe::Sender>) {
     }
 }
 
-async fn pump(
-    mut from: pipe::Receiver,
-    to: mpsc::Sender<Result<ExecOutput, Status>>,
-    kind: fn(bytes::Bytes) -> exec_output::Kind,
-) {
+async fn pump(mut from: pipe::Receiver, to: Outgoing, kind: fn(Bytes) -> exec_output::Kind) {
     loop {
         let mut buffer = BytesMut::with_capacity(CHUNK);
         match from.read_buf(&mut buffer).await {
@@ -123,6 +140,47 @@ async fn pump(
             }
             Err(error) => {
                 tracing::debug!(%error, "a command's output cannot be read");
+                return;
+            }
+        }
+    }
+}
+
+/// Types what the user types, until the user has gone.
+async fn type_at(mut input: Streaming<ExecInput>, terminal: Arc<Terminal>, types: bool) {
+    while let Ok(Some(ExecInput { kind: Some(kind) })) = input.message().await {
+        let done = match kind {
+            // The end of input, as a terminal knows it.
+            exec_input::Kind::Stdin(data) if types && data.is_empty() => terminal.write_all(b"\x04").await,
+            exec_input::Kind::Stdin(data) if types => terminal.write_all(&data).await,
+            exec_input::Kind::Size(new) => terminal.resize(size(new)),
+            exec_input::Kind::Stdin(_) | exec_input::Kind::Start(_) => Ok(()),
+        };
+        if let Err(error) = done {
+            tracing::debug!(%error, "a command's terminal takes nothing");
+            return;
+        }
+    }
+}
+
+/// Shows what is written on the terminal, until the user has gone. Then it is closed, which hangs the command up.
+async fn show(terminal: Arc<Terminal>, to: Outgoing) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let read = tokio::select! {
+            read = terminal.read(&mut buffer) => read,
+            () = to.closed() => return,
+        };
+        match read {
+            Ok(0) => return,
+            Ok(length) => {
+                let data = Bytes::copy_from_slice(&buffer[..length]);
+                if to.send(Ok(ExecOutput { kind: Some(exec_output::Kind::Stdout(data)) })).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a command's terminal cannot be read");
                 return;
             }
         }

@@ -2,7 +2,9 @@
 
 mod lives;
 
-use std::collections::{HashMap, HashSet};
+pub(crate) use lives::End;
+
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::Ipv4Addr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +19,7 @@ use godwit_migration::{Backoff, Port, Progress, Service, Volume, error_chain};
 use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -94,6 +96,8 @@ struct Transient {
     due: HashMap<String, Instant>,
     /// The pauses before starts of a service by its policy, by id.
     pauses: HashMap<String, Backoff>,
+    /// How services have ended that were removed at their end, the latest last, for who asks late.
+    removed_at_end: VecDeque<(ServiceName, End)>,
     /// What peers last told of themselves.
     last_seen: HashMap<String, NodeInfo>,
 }
@@ -169,6 +173,8 @@ pub(crate) struct Node {
     pub news: Notify,
     /// Raised when a name is no longer occupied.
     freed: Notify,
+    /// Ends of services of this node.
+    ends: broadcast::Sender<End>,
     /// Checks of services, which end before this daemon does: a tracker must not be left in a service.
     pub checks: TaskTracker,
     means: std::sync::OnceLock<Means>,
@@ -196,6 +202,7 @@ impl Node {
             applying_removals: tokio::sync::Mutex::default(),
             news: Notify::new(),
             freed: Notify::new(),
+            ends: broadcast::channel(lives::ENDS).0,
             checks: TaskTracker::new(),
             means: std::sync::OnceLock::new(),
             transient: Mutex::default(),

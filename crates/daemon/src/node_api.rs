@@ -16,8 +16,8 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, capture, check, connections, directory, doctor, exec, images, join, logs, migrate,
-    network_changes, removals, restart, volumes,
+    adopt, capture, check, connections, copy, directory, doctor, exec, images, join, logs, migrate,
+    network_changes, removals, restart, stats, update, volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -40,6 +40,7 @@ impl NodeApi for NodeService {
     type CaptureStream = Out<api::CaptureEvent>;
     type LogsStream = Out<api::LogEntry>;
     type ExecStream = Out<api::ExecOutput>;
+    type CopyOutStream = Out<api::CopyOutput>;
     type MigrateStream = Out<api::MigrationEvent>;
     type EventsStream = Out<api::Event>;
 
@@ -115,6 +116,47 @@ impl NodeApi for NodeService {
         let node = Arc::clone(&self.0);
         let started = tokio::spawn(async move { restart::restart(&node, &name, timeout).await });
         Ok(Response::new(started.await.map_err(internal)??))
+    }
+
+    async fn kill(&self, request: Request<api::KillRequest>) -> Result<Response<api::Service>, Status> {
+        let api::KillRequest { name, signal } = request.into_inner();
+        Ok(Response::new(services::kill(&self.0, &service_name(&name)?, signal).await?))
+    }
+
+    async fn wait(
+        &self,
+        request: Request<api::ServiceRequest>,
+    ) -> Result<Response<api::WaitResponse>, Status> {
+        let name = service_name(&request.into_inner().name)?;
+        Ok(Response::new(wait::anywhere(&self.0, &name).await?))
+    }
+
+    async fn copy_in(
+        &self,
+        request: Request<Streaming<api::CopyInput>>,
+    ) -> Result<Response<api::CopyInResponse>, Status> {
+        Ok(Response::new(copy::into(&self.0, request.into_inner()).await?))
+    }
+
+    async fn copy_out(
+        &self,
+        request: Request<api::CopyOutRequest>,
+    ) -> Result<Response<Self::CopyOutStream>, Status> {
+        Ok(Response::new(copy::out(&self.0, request.into_inner()).await?))
+    }
+
+    async fn stats(
+        &self,
+        request: Request<api::StatsRequest>,
+    ) -> Result<Response<api::StatsResponse>, Status> {
+        Ok(Response::new(stats::stats(&self.0, request.into_inner()).await?))
+    }
+
+    async fn update(&self, request: Request<api::UpdateRequest>) -> Result<Response<api::Service>, Status> {
+        // In a task of its own: a client that goes away must not leave limits that nobody has recorded.
+        let node = Arc::clone(&self.0);
+        let updated = tokio::spawn(async move { update::update(&node, request.into_inner()).await });
+        Ok(Response::new(updated.await.map_err(internal)??))
     }
 
     async fn remove(

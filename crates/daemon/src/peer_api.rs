@@ -17,7 +17,7 @@ use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, check, cluster, connections, migrate, renew};
+use crate::{capture, check, cluster, connections, migrate, renew, wait};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -216,6 +216,16 @@ impl Peer for PeerService {
         let name = service_name(&request.into_inner().name)?;
         self.pass(&from, "cancel", &name)?;
         Ok(Response::new(migrate::cancel(&self.0, &name).await?))
+    }
+
+    async fn wait(
+        &self,
+        request: Request<api::ServiceRequest>,
+    ) -> Result<Response<api::WaitResponse>, Status> {
+        let name = service_name(&request.into_inner().name)?;
+        let ended = wait::here(&self.0, &name).await?;
+        let left = || Status::failed_precondition(format!("service {name} has left node {}", self.0.name));
+        Ok(Response::new(ended.ok_or_else(left)?))
     }
 
     async fn connections(

@@ -167,6 +167,10 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
         follow_engine(node, service);
         return;
     }
+    if service.remove {
+        remove_ended(node, service);
+        return;
+    }
     if wanted(node, service).is_none() {
         return;
     }
@@ -179,6 +183,43 @@ pub(crate) fn by_policy(node: &Arc<Node>, service: &Service, ran: Duration) {
             by_policy(&node, &service, Duration::ZERO);
         }
     });
+}
+
+/// Removes a service that has ended, and was to be removed then.
+fn remove_ended(node: &Arc<Node>, service: &Service) {
+    let (node, service) = (Arc::clone(node), service.clone());
+    tokio::spawn(async move {
+        let mut checks = CHECKS;
+        loop {
+            let occupied = node.wait_to_occupy(&service.name).await;
+            let trouble = match removed(&node, &service).await {
+                Ok(None) => return,
+                Ok(Some(Objection::NotYet(why))) => why,
+                Ok(Some(Objection::Elsewhere(why))) => {
+                    node.events.tell("service", "not removed", &service.name, &why);
+                    return;
+                }
+                Err(error) => error.message().to_owned(),
+            };
+            tracing::warn!(service = %service.name, %trouble, "it has ended, and is not removed yet");
+            drop(occupied);
+            checks.wait().await;
+        }
+    });
+}
+
+/// Removes it, unless it has been started or removed since; or says what speaks against that. The caller has its name.
+async fn removed(node: &Arc<Node>, service: &Service) -> Result<Option<Objection>, Status> {
+    let Some(owned) = node.state.service(&service.name).map_err(internal)? else { return Ok(None) };
+    let same = owned.service.id == service.id && owned.service.epoch == service.epoch;
+    if !same || owned.exit_code.is_none() || !owned.service.remove {
+        return Ok(None);
+    }
+    // As files of a service that runs elsewhere stay for a user to decide on.
+    if let Some(objection) = objection(node, &owned.service).await.map_err(internal)? {
+        return Ok(Some(objection));
+    }
+    services::remove_reserved(node, &owned).await.map(|()| None)
 }
 
 /// Waits until the engine that keeps a service's container starts that again, by the engine's own policy or for its user.

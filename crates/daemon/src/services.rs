@@ -10,7 +10,7 @@ use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_re
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
 use godwit_migration::blocking::off_worker;
-use godwit_migration::{Attachment, Port, Service, Verdict, error_chain, failpoint, hooks};
+use godwit_migration::{Attachment, Port, Restart, Service, Verdict, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 use tonic::Status;
@@ -46,7 +46,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
 
 pub(crate) fn occupied(name: &ServiceName) -> Status {
     Status::aborted(format!(
-        "service {name} is being created, started, stopped, removed, checked or migrated; try again when that has ended"
+        "service {name} is being created, started, stopped, removed, checked, copied or migrated; try again when that has ended"
     ))
 }
 
@@ -55,7 +55,9 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     let name = convert::service_name(&request.name)?;
     // Said before an image is unpacked.
     convert::confinement(&request)?;
-    convert::restart(&request.restart)?;
+    if request.remove && convert::restart(&request.restart)? != Restart::No {
+        return Err(convert::removed_or_restarted());
+    }
     let ports = convert::ports(&request.publish)?;
     let (network, addresses, _occupied) = reserve(node, &name, &request, ports).await?;
 
@@ -271,6 +273,7 @@ fn describe(
         workdir: workdir.map_or_else(|| PathBuf::from("/"), PathBuf::from),
         confinement: convert::confinement(request)?,
         restart: convert::restart(&request.restart)?,
+        remove: request.remove,
         kept: None,
         labels: request.labels.clone(),
         created_ms: now,
@@ -472,6 +475,21 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
     Ok(())
 }
 
+/// Sends a signal to the main process of a service that runs.
+pub(crate) async fn kill(node: &Arc<Node>, name: &ServiceName, signal: u32) -> Result<api::Service, Status> {
+    let signal = i32::try_from(signal).ok().filter(|signal| (1..=libc::SIGRTMAX()).contains(signal));
+    let signal = signal.ok_or_else(|| Status::invalid_argument("that is not the number of a signal"))?;
+    node.settle(name).await;
+    owned(node, name)?;
+    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
+    let service = owned(node, name)?;
+    if service.exit_code.is_some() {
+        return Err(Status::failed_precondition(format!("service {name} is not running")));
+    }
+    node.local().engine.signal(&node.local().config(&service.service), signal).await.map_err(internal)?;
+    show(node, service).await
+}
+
 /// Removes a stopped service and all of its files; its volumes stay.
 pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) -> Result<(), Status> {
     node.settle(name).await;
@@ -489,6 +507,12 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
             "service {name} runs; stop it first, or remove it with --force"
         )));
     }
+    remove_reserved(node, &service).await
+}
+
+/// The same for who has its name.
+pub(crate) async fn remove_reserved(node: &Arc<Node>, service: &Owned) -> Result<(), Status> {
+    let name = &service.service.name;
     if let Some(kept) = &service.service.kept {
         node.keeper(kept).settle(&node.local().config(&service.service)).map_err(internal)?;
     }

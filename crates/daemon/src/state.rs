@@ -174,6 +174,19 @@ impl State {
         })
     }
 
+    /// Records that a service has other settings; whether it is here at this epoch.
+    pub(crate) fn change_service(&self, service: &Service) -> Result<bool, StateError> {
+        off_worker(|| {
+            let text = serde_json::to_string(service)?;
+            let rows = self.lock().execute(
+                "UPDATE service SET service = ?4 WHERE name = ?3
+                    AND json_extract(service.service, '$.id') = ?1 AND json_extract(service.service, '$.epoch') = ?2",
+                params![service.id, epoch(service), service.name.as_str(), text],
+            )?;
+            Ok(rows == 1)
+        })
+    }
+
     /// Counts from 0 again how often a service was started by its policy: its machine was restarted.
     pub(crate) fn forget_restarts(&self, service: &Service) -> Result<(), StateError> {
         off_worker(|| {

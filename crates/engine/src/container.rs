@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::confinement::{Confinement, ConfinementError};
+use crate::exec::{ExecIo, ExecRequest};
 use crate::files;
 
 /// Where the bytes under a mount point come from.
@@ -221,6 +222,21 @@ pub struct ContainerState {
     pub exit_code: Option<i32>,
 }
 
+/// What a container uses. A figure that the node cannot tell, for want of a cgroup controller, is missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time of all its processes since its cgroup was made.
+    pub cpu: Option<Duration>,
+    /// What its memory limit counts, less the page cache that the kernel would drop first, in bytes.
+    pub memory: Option<u64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+    /// Bytes received and sent by all interfaces but `lo` since its network namespace was made.
+    pub network: Option<(u64, u64)>,
+    /// Bytes read from and written to block devices.
+    pub disk: Option<(u64, u64)>,
+}
+
 /// What a checkpointer has to know to dump a container.
 #[derive(Debug, Clone)]
 pub struct DumpTarget {
@@ -380,32 +396,6 @@ pub trait BegunRestore: Send + Sync {
     /// Restores from the images, which are in the directory now, into the root filesystem, which is in its place now:
     /// as [`Engine::restore_stopped`].
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError>;
-}
-
-/// A command to run in a container that runs.
-#[derive(Debug, Clone)]
-pub struct ExecRequest {
-    /// Command with arguments.
-    pub command: Vec<String>,
-    /// Further `NAME=VALUE` pairs.
-    pub env: Vec<String>,
-    /// The user that runs it; none: as the container.
-    pub user: Option<String>,
-    /// Absolute working directory inside; none: as the container.
-    pub workdir: Option<String>,
-}
-
-/// A command under way: its three streams, and the process to wait for.
-#[derive(Debug)]
-pub struct ExecIo {
-    /// Write end of its standard input.
-    pub stdin: OwnedFd,
-    /// Read end of its standard output.
-    pub stdout: OwnedFd,
-    /// Read end of its standard error.
-    pub stderr: OwnedFd,
-    /// The engine's process whose exit status is the command's.
-    pub child: tokio::process::Child,
 }
 
 /// Why the engine could not do what it was asked.
@@ -631,6 +621,15 @@ pub trait Engine: Send + Sync {
     /// Gives the container this much CPU, in thousandths of a CPU; 0 for no limit. Nothing happens
     /// where that is the limit already, or where the node has no CPU controller.
     async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError>;
+    /// Gives it the limits of memory, CPU and processes that its definition has now.
+    async fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let unsupported = std::io::Error::other("its engine does not change limits for godwit");
+        Err(io_error(&config.name, "change its limits".into(), unsupported))
+    }
+    /// What it uses now.
+    async fn usage(&self, _config: &ContainerConfig) -> Result<Usage, EngineError> {
+        Ok(Usage::default())
+    }
     /// Resident memory of the container in bytes, as its cgroup counts it.
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
     /// Bytes that its processes need after a move: what they share since a fork is each one's own there.

@@ -27,9 +27,9 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest,
-    io_error,
+    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
+use crate::exec::ExecRequest;
 use crate::foreign::record::{Record, Volume};
 use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::{Processes, process};
@@ -339,6 +339,7 @@ impl Keeps for Docker {
         let mut command = tokio::process::Command::new(&self.config.docker);
         command.arg("--host").arg(format!("unix://{}", self.api.socket().display()));
         command.args(["exec", "--interactive"]);
+        command.args(request.terminal.map(|_| "--tty"));
         for pair in &request.env {
             command.args(["--env", pair]);
         }

@@ -8,10 +8,11 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, ExecIo, ExecRequest,
-    Keeper, OutputPipes, RestoreRequest, Tmpfs,
+    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, OutputPipes,
+    RestoreRequest, Tmpfs, Usage,
 };
 use crate::docker::Docker;
+use crate::exec::{ExecIo, ExecRequest};
 use crate::foreign::Adopts;
 use crate::podman::Podman;
 use crate::runc::Runc;
@@ -179,6 +180,14 @@ impl Engine for Engines {
 
     async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
         self.of(config).limit_cpu(config, millis).await
+    }
+
+    async fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.of(config).limit(config).await
+    }
+
+    async fn usage(&self, config: &ContainerConfig) -> Result<Usage, EngineError> {
+        self.of(config).usage(config).await
     }
 
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {

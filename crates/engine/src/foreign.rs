@@ -19,7 +19,6 @@ pub(crate) mod record;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,9 +28,10 @@ use godwit_names::ServiceName;
 use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest, Tmpfs, User, io_error,
+    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, Keeper,
+    Kept, OutputPipes, RestoreRequest, Tmpfs, Usage, User, io_error,
 };
+use crate::exec::{self, ExecIo, ExecRequest};
 use crate::files::place_of;
 use crate::processes::{Processes, cgroup, process, stop};
 use crate::runc::{NETWORK_KEY, restore};
@@ -798,17 +798,11 @@ impl<K: Keeps + Clone + 'static> Engine for K {
 
     async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError> {
         let record = Record::of(config)?;
-        let pipe =
-            || io::pipe().map_err(|source| io_error(&config.name, "make pipes for a command".into(), source));
-        let ((stdin_read, stdin), (stdout, stdout_write), (stderr, stderr_write)) =
-            (pipe()?, pipe()?, pipe()?);
-        let mut command = self.command_in(config, &record.id, request);
-        let command = command.stdin(Stdio::from(stdin_read)).stdout(stdout_write).stderr(stderr_write);
-        let child = command.spawn().map_err(|error| {
-            let program = command.as_std().get_program().to_string_lossy().into_owned();
+        let command = self.command_in(config, &record.id, request);
+        let program = command.as_std().get_program().to_string_lossy().into_owned();
+        exec::start(command, request.terminal).map_err(|error| {
             self.care().failed(&config.name, "run a command in", format!("cannot run {program}: {error}"))
-        })?;
-        Ok(ExecIo { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into(), child })
+        })
     }
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
@@ -830,6 +824,11 @@ impl<K: Keeps + Clone + 'static> Engine for K {
             Err(EngineError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    async fn usage(&self, config: &ContainerConfig) -> Result<Usage, EngineError> {
+        let (placed, life) = living(self, config).await?;
+        self.care().processes.usage(&placed, life.pid)
     }
 
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {

@@ -12,6 +12,7 @@
 //!   not. [`Engines`] asks the one that a container is of.
 //! - `processes`: what all of them do alike with processes, cgroups and the freezer.
 //! - [`image`]: images and layers; [`rootfs`]: root filesystems; [`tree`]: trees of changed files that can be sent.
+//! - [`copy`]: files copied into a container's filesystem and out of it.
 //! - [`files`]: where the files are that move with a container.
 //! - `confinement.rs`, `seccomp.rs`: what a container may do.
 //!
@@ -20,8 +21,10 @@
 mod beneath;
 pub mod confinement;
 pub mod container;
+pub mod copy;
 pub mod docker;
 mod engines;
+mod exec;
 pub mod files;
 pub mod foreign;
 pub mod image;
@@ -32,11 +35,13 @@ pub mod runc;
 pub mod seccomp;
 pub mod small_tar;
 pub mod tree;
+mod watch;
 
 pub use confinement::{Confinement, Ulimit};
 pub use container::{
     BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, DefinedTmpfs,
-    DumpTarget, Engine, EngineError, ExecIo, ExecRequest, Keeper, Kept, Mount, MountKind, OnMove,
-    OutputPipes, RestoreRequest, Tmpfs, User,
+    DumpTarget, Engine, EngineError, Keeper, Kept, Mount, MountKind, OnMove, OutputPipes, RestoreRequest,
+    Tmpfs, Usage, User,
 };
 pub use engines::Engines;
+pub use exec::{ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize};

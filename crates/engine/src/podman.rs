@@ -22,9 +22,9 @@ use godwit_names::ServiceName;
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, ExecRequest, Keeper, Kept, OutputPipes, RestoreRequest,
-    io_error,
+    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
+use crate::exec::ExecRequest;
 use crate::foreign::record::{Record, Volume};
 use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::Processes;
@@ -290,6 +290,7 @@ impl Keeps for Podman {
         request: &ExecRequest,
     ) -> tokio::process::Command {
         let mut words: Vec<&str> = vec!["exec", "--interactive"];
+        words.extend(request.terminal.map(|_| "--tty"));
         for pair in &request.env {
             words.extend(["--env", pair]);
         }

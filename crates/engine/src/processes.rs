@@ -14,12 +14,13 @@ mod freeze;
 pub(crate) mod process;
 pub(crate) mod stop;
 pub(crate) mod tmpfs;
+mod usage;
 
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::container::{ContainerConfig, EngineError, Tmpfs, io_error};
+use crate::container::{ContainerConfig, EngineError, Tmpfs, Usage, io_error};
 use cgroup::Cgroup;
 use process::{Handle, ProcessStatus};
 
@@ -68,6 +69,29 @@ impl Processes {
     pub(crate) fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
         let limited = self.cgroup(config)?.limit_cpu(millis);
         limited.map_err(|source| io_error(&config.name, "limit its CPU".into(), source))
+    }
+
+    /// Gives it the limits that its definition has.
+    pub(crate) fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let cgroup = self.cgroup(config)?;
+        let failed = |what: &str| {
+            let action = format!("limit its {what}");
+            move |source| io_error(&config.name, action, source)
+        };
+        let needed = self.memory(config)?;
+        if config.memory_bytes != 0 && config.memory_bytes < needed {
+            let too_low =
+                format!("it has {needed} bytes in use, which a limit of {} cannot hold", config.memory_bytes);
+            return Err(failed("memory")(io::Error::other(too_low)));
+        }
+        cgroup.limit_memory(config.memory_bytes).map_err(failed("memory"))?;
+        cgroup.limit_processes(config.confinement.pids_limit).map_err(failed("processes"))?;
+        cgroup.limit_cpu(config.cpu_millis).map_err(failed("CPU"))
+    }
+
+    /// What it uses, with the network of its main process.
+    pub(crate) fn usage(&self, config: &ContainerConfig, main: u32) -> Result<Usage, EngineError> {
+        Ok(usage::of(&self.cgroup(config)?, main))
     }
 
     /// Memory that is charged to it, in bytes.

@@ -37,9 +37,10 @@ use serde::Deserialize;
 use tokio::process::Command;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, ExecIo,
-    ExecRequest, Mount, MountKind, OutputPipes, RestoreRequest, Tmpfs, io_error,
+    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, Mount,
+    MountKind, OutputPipes, RestoreRequest, Tmpfs, Usage, io_error,
 };
+use crate::exec::{self, ExecIo, ExecRequest};
 use crate::files;
 use crate::processes::{Processes, cgroup, process, stop};
 use shim::Files;
@@ -325,9 +326,6 @@ impl Engine for Runc {
         if request.command.is_empty() {
             return Err(program_error(name, "exec", "no command was given".into()));
         }
-        let pipe = || io::pipe().map_err(|source| io_error(name, "make pipes for a command".into(), source));
-        let ((stdin_read, stdin), (stdout, stdout_write), (stderr, stderr_write)) =
-            (pipe()?, pipe()?, pipe()?);
         let mut command = self.runc(&["exec"]);
         for pair in &request.env {
             command.arg("--env").arg(pair);
@@ -338,14 +336,12 @@ impl Engine for Runc {
         if let Some(workdir) = &request.workdir {
             command.arg("--cwd").arg(workdir);
         }
+        if request.terminal.is_some() {
+            command.arg("--tty");
+        }
         command.arg("--").arg(name.as_str()).args(&request.command);
-        let child = command
-            .stdin(stdin_read)
-            .stdout(stdout_write)
-            .stderr(stderr_write)
-            .spawn()
-            .map_err(|source| io_error(name, format!("run {}", self.config.runc.display()), source))?;
-        Ok(ExecIo { stdin: stdin.into(), stdout: stdout.into(), stderr: stderr.into(), child })
+        exec::start(command, request.terminal)
+            .map_err(|source| io_error(name, format!("run {}", self.config.runc.display()), source))
     }
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
@@ -358,6 +354,14 @@ impl Engine for Runc {
 
     async fn limit_cpu(&self, config: &ContainerConfig, millis: u32) -> Result<(), EngineError> {
         self.processes.limit_cpu(config, millis)
+    }
+
+    async fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.processes.limit(config)
+    }
+
+    async fn usage(&self, config: &ContainerConfig) -> Result<Usage, EngineError> {
+        self.processes.usage(config, self.main_pid(config).await?)
     }
 
     async fn memory_current(&self, config: &ContainerConfig) -> Result<u64, EngineError> {

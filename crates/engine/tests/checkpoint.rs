@@ -435,7 +435,8 @@ async fn a_dump_that_nobody_waits_for_does_not_freeze_a_thawed_container() {
 async fn a_dump_beside_a_running_command_is_refused() {
     let mut node = Node::new();
     let config = counter(&mut node).await;
-    let request = ExecRequest { command: vec!["cat".into()], env: vec![], user: None, workdir: None };
+    let request =
+        ExecRequest { command: vec!["cat".into()], env: vec![], user: None, workdir: None, terminal: None };
     let command = node.runc.exec(&config, &request).await.unwrap();
     while node.runc.exec_sessions(&config).await.unwrap() == 0 {
         tokio::task::yield_now().await;

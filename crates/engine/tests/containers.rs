@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use godwit_engine::runc::Runc;
 use godwit_engine::runc::log::{LogReader, LogStream};
-use godwit_engine::{ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest};
+use godwit_engine::{
+    ContainerConfig, ContainerStatus, Engine, EngineError, ExecRequest, ExecStreams, TerminalSize,
+};
 use support::{LIMIT, Node, until};
 
 /// The container's output as `(stream, text)`.
@@ -257,6 +259,7 @@ async fn commands_run_inside_and_are_counted() {
         env: vec!["WORD=hello".into()],
         user: Some("7:8".into()),
         workdir: Some("/tmp".into()),
+        terminal: None,
     };
     let script = "read line; echo $WORD $line $(id -u) $PWD; exit 5";
     let mut command = node.runc.exec(&config, &request(script)).await.unwrap();
@@ -264,10 +267,58 @@ async fn commands_run_inside_and_are_counted() {
         let sessions = node.runc.exec_sessions(&config);
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(sessions)).unwrap() == 1
     });
-    nix::unistd::write(&command.stdin, b"you\n").unwrap();
+    let ExecStreams::Pipes { stdin, stdout, .. } = command.streams else { panic!("a terminal") };
+    nix::unistd::write(&stdin, b"you\n").unwrap();
     let mut text = String::new();
-    File::from(command.stdout).read_to_string(&mut text).unwrap();
+    File::from(stdout).read_to_string(&mut text).unwrap();
     assert_eq!(text, "hello you 7 /tmp\n");
     assert_eq!(command.child.wait().await.unwrap().code(), Some(5));
     assert_eq!(node.runc.exec_sessions(&config).await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_on_a_terminal_has_the_size_of_its_users_and_is_hung_up_when_that_one_leaves() {
+    let mut node = Node::new();
+    let config = node.container("terminal", "echo up; exec sleep 1000");
+    node.runc.run(&config).await.unwrap();
+    until("it is up", || says(&config, "up"));
+    let request = |script: &str| ExecRequest {
+        command: vec!["sh".into(), "-c".into(), script.into()],
+        env: vec![],
+        user: None,
+        workdir: None,
+        terminal: Some(TerminalSize { rows: 7, columns: 33 }),
+    };
+    let script = "stty size; trap 'stty size; exit 5' WINCH; while :; do read line; echo got $line; done";
+    let mut command = node.runc.exec(&config, &request(script)).await.unwrap();
+    let ExecStreams::Terminal(terminal) = command.streams else { panic!("pipes") };
+    let (mut said, mut buffer) = (String::new(), [0; 256]);
+    let mut hear = async |word: &str| {
+        while !said.contains(word) {
+            let read = terminal.read(&mut buffer).await.unwrap();
+            assert!(read > 0, "{word}: {said}");
+            said.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+        }
+    };
+    hear("7 33").await;
+    terminal.write_all(b"one\r").await.unwrap();
+    hear("got one").await;
+    terminal.resize(TerminalSize { rows: 8, columns: 44 }).unwrap();
+    // runc passes the size on when it has the signal, and the shell runs its handler between two lines.
+    while command.child.try_wait().unwrap().is_none() {
+        let _ = terminal.write_all(b"\r").await;
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    hear("8 44").await;
+    assert_eq!(command.child.wait().await.unwrap().code(), Some(5));
+    let command = node.runc.exec(&config, &request("echo up; exec sleep 1000")).await.unwrap();
+    until("it is counted", || {
+        let sessions = node.runc.exec_sessions(&config);
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(sessions)).unwrap() == 1
+    });
+    drop(command.streams);
+    until("it has ended", || {
+        let sessions = node.runc.exec_sessions(&config);
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(sessions)).unwrap() == 0
+    });
 }

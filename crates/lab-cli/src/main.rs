@@ -26,7 +26,7 @@ use godwit_cli::program;
 const FAILURE: u8 = 1;
 
 fn main() -> ExitCode {
-    match program::parse::<cli::Cli>() {
+    match program::parse::<cli::Cli>(|_, _| None) {
         Ok(cli) => program::run(cli.verb.run(&cli.global), FAILURE),
         Err(code) => code,
     }

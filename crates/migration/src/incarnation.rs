@@ -79,6 +79,7 @@ impl Incarnation {
             labels: Vec::new(),
             confinement: Confinement::default(),
             restart: Restart::default(),
+            remove: false,
             created_ms: 0,
             started_ms: 0,
         }

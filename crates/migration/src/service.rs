@@ -60,6 +60,9 @@ pub struct Service {
     /// When it is started again after it has ended.
     #[serde(default)]
     pub restart: Restart,
+    /// Whether it is removed once it has ended.
+    #[serde(default)]
+    pub remove: bool,
     /// The engine of others that keeps its container, if one does: that has its root filesystem, its log and its restart
     /// policy. `layers` has the ID of its image alone then, and `mounts` and `restart` say nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -331,6 +334,7 @@ pub(crate) mod tests {
             workdir: "/data".into(),
             confinement: Confinement::default(),
             restart: Restart::OnFailure(3),
+            remove: false,
             kept: None,
             labels: vec!["tier=cache".into()],
             created_ms: 1,

@@ -201,6 +201,7 @@ fn entry(row: &Row) -> Entry {
         confinement: godwit_engine::Confinement::default(),
         kept: None,
         restart: godwit_migration::Restart::default(),
+        remove: false,
         created_ms: 0,
         started_ms: 0,
     };

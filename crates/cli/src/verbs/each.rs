@@ -35,13 +35,13 @@ pub(super) async fn removed<T>(
 }
 
 /// What is printed of one that succeeded.
-struct Done {
-    line: String,
-    json: Value,
+pub(super) struct Done {
+    pub(super) line: String,
+    pub(super) json: Value,
 }
 
 /// Goes on with the others after one that failed; the exit code tells that one did.
-async fn each(
+pub(super) async fn each(
     names: Vec<String>,
     global: &Global,
     call: impl AsyncFn(&mut NodeClient<Channel>, String) -> Result<Done, Status>,

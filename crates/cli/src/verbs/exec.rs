@@ -6,10 +6,20 @@ use std::{
 };
 
 use godwit_api::v1::{ExecInput, ExecStart, exec_input, exec_output};
-use tokio::{io::AsyncReadExt as _, sync::mpsc};
+use tokio::{
+    io::AsyncReadExt as _,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{client::Connection, global::Global, output, values};
+use crate::{
+    client::Connection,
+    global::Global,
+    output,
+    terminal::{self, Raw},
+    values,
+};
 
 /// How much of standard input goes into one message: a pipe's capacity.
 const CHUNK: usize = 64 << 10;
@@ -25,6 +35,9 @@ pub(crate) struct Args {
     /// Pass standard input on to the command
     #[arg(short, long)]
     interactive: bool,
+    /// Give the command a terminal; Ctrl-C and its like go to the command
+    #[arg(short, long)]
+    tty: bool,
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
@@ -42,13 +55,23 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut env: Vec<_> = args.env.into_iter().filter(|entry| !entry.is_empty()).collect();
+    if args.tty
+        && !env.iter().any(|entry| entry.starts_with("TERM="))
+        && let Ok(kind) = std::env::var("TERM")
+    {
+        env.push(format!("TERM={kind}"));
+    }
+    // Before the size is read that the command's terminal gets first.
+    let changes = if args.tty { Some(signal(SignalKind::window_change())?) } else { None };
     let start = ExecStart {
         name: args.name.clone(),
         command: args.command,
-        env: args.env.into_iter().filter(|entry| !entry.is_empty()).collect(),
+        env,
         user: args.user.unwrap_or_default(),
         workdir: args.workdir.unwrap_or_default(),
         stdin: args.interactive,
+        terminal: args.tty.then(terminal::size),
     };
     let mut connection = Connection::open(global).await?;
     let (input, requests) = mpsc::channel(AHEAD);
@@ -59,6 +82,11 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
     let answer = connection.node.exec(ReceiverStream::new(requests)).await;
     let mut outputs = answer.map_err(|status| connection.explain(&status))?.into_inner();
+    // Dropped before an error is printed.
+    let _raw = if args.tty && args.interactive { Raw::begin()? } else { None };
+    if let Some(changes) = changes {
+        tokio::spawn(pass_on_sizes(changes, input.clone()));
+    }
     while let Some(output) = outputs.message().await.map_err(|status| connection.explain(&status))? {
         match output.kind {
             Some(exec_output::Kind::Stdout(data)) => print(global, "stdout", &data)?,
@@ -86,6 +114,16 @@ fn print(global: &Global, stream: &str, data: &[u8]) -> io::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(data)?;
         out.flush()
+    }
+}
+
+/// Tells the daemon of each new size of the user's terminal.
+async fn pass_on_sizes(mut changes: Signal, input: mpsc::Sender<ExecInput>) {
+    while changes.recv().await.is_some() {
+        let message = ExecInput { kind: Some(exec_input::Kind::Size(terminal::size())) };
+        if input.send(message).await.is_err() {
+            return;
+        }
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
 }
 
-async fn list(global: &Global) -> anyhow::Result<ExitCode> {
+pub(crate) async fn list(global: &Global) -> anyhow::Result<ExitCode> {
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.image_list(ImageListRequest {}).await;
     let layers = answer.map_err(|status| connection.explain(&status))?.into_inner().layers;

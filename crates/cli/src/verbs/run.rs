@@ -77,6 +77,9 @@ pub(crate) struct Args {
     /// is not 0 (at most N times); always. Never after `godwit stop`
     #[arg(long, value_name = "POLICY", default_value = "no")]
     restart: String,
+    /// Remove the service and its files once it has ended; its volumes stay
+    #[arg(long, conflicts_with = "restart")]
+    rm: bool,
     /// Label of the service, which inspect shows
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = values::label)]
     label: Vec<String>,
@@ -117,6 +120,7 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         workdir: args.workdir.unwrap_or_default(),
         labels: args.label,
         restart: args.restart,
+        remove: args.rm,
         networks: args.network,
         hooks: args.hook.into_iter().collect(),
         ..args.confinement.request()?

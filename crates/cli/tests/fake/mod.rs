@@ -32,6 +32,13 @@ pub struct Asked {
     pub capture: Mutex<Option<CaptureRequest>>,
     pub token: Mutex<Option<CreateTokenRequest>>,
     pub stop: Mutex<Vec<StopRequest>>,
+    pub kill: Mutex<Vec<v1::KillRequest>>,
+    pub update: Mutex<Vec<v1::UpdateRequest>>,
+    pub stats: Mutex<Vec<v1::StatsRequest>>,
+    /// Where an archive went, and the archive.
+    pub copied: Mutex<Option<(v1::CopyInStart, Vec<u8>)>>,
+    /// What `copy_out` gives.
+    pub archive: Mutex<Vec<u8>>,
     pub cancelled: Mutex<Vec<String>>,
     pub cancel: Notify,
 }
@@ -332,6 +339,92 @@ impl Node for Answers {
         }
         let state = ServiceState::Stopped.into();
         Ok(Response::new(Service { name: request.name, state, ..Service::default() }))
+    }
+
+    async fn kill(&self, request: Request<v1::KillRequest>) -> Answer<Service> {
+        let request = request.into_inner();
+        self.asked.kill.lock().unwrap().push(request.clone());
+        match request.name.as_str() {
+            "missing" => Err(unknown("missing")),
+            _ => Ok(Response::new(Service { name: request.name, ..redis() })),
+        }
+    }
+
+    async fn wait(&self, request: Request<ServiceRequest>) -> Answer<v1::WaitResponse> {
+        match request.into_inner().name.as_str() {
+            "missing" => Err(unknown("missing")),
+            "killed" => Ok(Response::new(v1::WaitResponse { exit_code: 137, reason: String::new() })),
+            _ => Ok(Response::new(v1::WaitResponse {
+                exit_code: 0,
+                reason: "stopped by `godwit stop`".into(),
+            })),
+        }
+    }
+
+    async fn copy_in(&self, request: Request<Streaming<v1::CopyInput>>) -> Answer<v1::CopyInResponse> {
+        let mut input = request.into_inner();
+        let Some(v1::copy_input::Kind::Start(start)) =
+            input.message().await?.and_then(|message| message.kind)
+        else {
+            return Err(Status::invalid_argument("the first message must be start"));
+        };
+        if start.name == "full" {
+            return Err(Status::internal("cannot write /x of the service: no space left on device"));
+        }
+        let mut archive = Vec::new();
+        while let Some(message) = input.message().await? {
+            match message.kind {
+                Some(v1::copy_input::Kind::Data(data)) => archive.extend_from_slice(&data),
+                _ => return Err(Status::internal("a message of a copy has no data")),
+            }
+        }
+        let bytes = archive.len() as u64;
+        *self.asked.copied.lock().unwrap() = Some((start, archive));
+        Ok(Response::new(v1::CopyInResponse { files: 1, bytes }))
+    }
+
+    type CopyOutStream = Items<v1::CopyOutput>;
+    async fn copy_out(&self, request: Request<v1::CopyOutRequest>) -> Answer<Self::CopyOutStream> {
+        let request = request.into_inner();
+        let archive = self.asked.archive.lock().unwrap().clone();
+        let mut pieces: Vec<_> =
+            archive.chunks(700).map(|data| Ok(v1::CopyOutput { data: data.to_vec().into() })).collect();
+        match request.path.as_str() {
+            "/missing" => return Err(Status::not_found("cannot find /missing of the service")),
+            "/cut" => {
+                pieces.pop();
+                pieces.push(Err(Status::internal("cannot read a file in /cut of the service")));
+            }
+            _ => {}
+        }
+        Ok(Response::new(Box::pin(tokio_stream::iter(pieces))))
+    }
+
+    async fn stats(&self, request: Request<v1::StatsRequest>) -> Answer<v1::StatsResponse> {
+        let mut asked = self.asked.stats.lock().unwrap();
+        asked.push(request.into_inner());
+        let nth = asked.len() as u64;
+        // A quarter of a CPU.
+        let full = v1::ServiceStats {
+            name: "redis".into(),
+            cpu_ns: Some(nth * 250_000_000),
+            time_ns: nth * 1_000_000_000,
+            memory_bytes: Some(3 << 20),
+            memory_limit_bytes: 256 << 20,
+            pids: Some(4),
+            received_bytes: Some(5 << 10),
+            sent_bytes: Some(6),
+            read_bytes: Some(0),
+            written_bytes: Some(7),
+        };
+        let bare = v1::ServiceStats { name: "web".into(), time_ns: nth, ..v1::ServiceStats::default() };
+        Ok(Response::new(v1::StatsResponse { services: vec![full, bare] }))
+    }
+
+    async fn update(&self, request: Request<v1::UpdateRequest>) -> Answer<Service> {
+        let request = request.into_inner();
+        self.asked.update.lock().unwrap().push(request.clone());
+        Ok(Response::new(Service { name: request.name, ..redis() }))
     }
 
     async fn start(&self, request: Request<ServiceRequest>) -> Answer<Service> {

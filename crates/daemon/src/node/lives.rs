@@ -6,13 +6,26 @@ use std::time::{Duration, Instant};
 
 use godwit_migration::{Service, error_chain, restart};
 use godwit_names::ServiceName;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 use tokio::task::AbortHandle;
 
 use super::Node;
 
 /// The reason of a service that a user stopped.
 const STOPPED: &str = "stopped by `godwit stop`";
+
+/// Ends that who waits for one may fall behind before it has to look.
+pub(super) const ENDS: usize = 256;
+
+/// How a life of a service has ended.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    /// The service's.
+    pub id: String,
+    pub exit_code: i32,
+    /// When that is not the program's own doing.
+    pub reason: String,
+}
 
 /// A task that waits for a service's end and records it. It can be called off until the service has ended, but not
 /// while it records the end.
@@ -89,6 +102,17 @@ impl Node {
         {
             watcher.task.abort();
         }
+    }
+
+    /// Ends of services of this node, from now on.
+    pub(crate) fn ends(&self) -> broadcast::Receiver<End> {
+        self.ends.subscribe()
+    }
+
+    /// How a service has ended that was removed at its end, if that was not long ago.
+    pub(crate) fn removed_at_end(&self, name: &ServiceName) -> Option<End> {
+        let transient = self.transient();
+        transient.removed_at_end.iter().rev().find(|(of, _)| of == name).map(|(_, end)| end.clone())
     }
 
     /// Closed when the end of a service that is watched has been noted; nothing where none is.
@@ -168,13 +192,23 @@ impl Node {
         if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "cannot record its exit status");
         }
+        let end = End { id: service.id.clone(), exit_code: code, reason: reason.to_owned() };
+        if service.remove {
+            let mut transient = self.transient();
+            transient.removed_at_end.push_back((service.name.clone(), end.clone()));
+            if transient.removed_at_end.len() > ENDS {
+                transient.removed_at_end.pop_front();
+            }
+        }
+        // Nobody may wait for it.
+        let _ = self.ends.send(end);
         if let Err(error) = self.local().network.close(service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
         }
         if for_user {
             self.events.tell("service", "stopped", &service.name, &format!("exit code {code}"));
-            if service.kept.is_some() {
-                // Its engine may start it for another user.
+            if service.kept.is_some() || service.remove {
+                // Its engine may start it for another user; or it is removed now.
                 self.by_policy(service, ran);
             }
             return;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 
-use super::process;
+use crate::confinement::PIDS_LIMIT;
+use crate::watch::watch;
 
 /// Where the kernel's cgroup hierarchies are mounted by every distribution.
 const MOUNT: &str = "/sys/fs/cgroup";
@@ -122,7 +123,7 @@ impl Cgroup {
 
     async fn freeze_unified(&self) -> io::Result<()> {
         let events = std::fs::File::open(self.freezer().join("cgroup.events"))?;
-        let events = process::watch(events, Interest::PRIORITY)?;
+        let events = watch(events, Interest::PRIORITY)?;
         std::fs::write(self.freezer().join("cgroup.freeze"), "1")?;
         while !self.is_frozen() {
             events.ready(Interest::PRIORITY).await?.clear_ready();
@@ -176,6 +177,37 @@ impl Cgroup {
         }
     }
 
+    /// Limits the memory that is charged to the members, in bytes; 0 for no limit.
+    pub(crate) fn limit_memory(&self, bytes: u64) -> io::Result<()> {
+        let (file, none) = if self.unified { ("memory.max", "max") } else { ("memory.limit_in_bytes", "-1") };
+        self.set_limit(
+            "memory",
+            file,
+            if bytes == 0 { none.to_owned() } else { bytes.to_string() },
+            bytes == 0,
+        )
+    }
+
+    /// Limits the number of processes and threads; 0 for no limit.
+    pub(crate) fn limit_processes(&self, most: u64) -> io::Result<()> {
+        let text = if most == 0 { "max".to_owned() } else { most.to_string() };
+        // As at the start: where this machine cannot limit them, the limit that was not asked for is none.
+        self.set_limit("pids", "pids.max", text, [0, PIDS_LIMIT].contains(&most))
+    }
+
+    /// Writes a limit; a controller that the machine does not have is an error unless there is nothing to limit.
+    fn set_limit(&self, controller: &str, file: &str, text: String, may_lack: bool) -> io::Result<()> {
+        let path = self.directory(controller).join(file);
+        match std::fs::write(&path, text) {
+            Err(error) if error.kind() == ErrorKind::NotFound && may_lack => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(io::Error::other(format!(
+                "there is no {}: the machine lacks the cgroup controller {controller}",
+                path.display()
+            ))),
+            written => written,
+        }
+    }
+
     /// The period over which CPU time is limited, in microseconds.
     fn cpu_period(&self) -> Option<u64> {
         let file = if self.unified { "cpu.max" } else { "cpu.cfs_period_us" };
@@ -215,7 +247,13 @@ impl Cgroup {
         roots.iter().try_for_each(|root| remove_tree(&root.join(&self.path)))
     }
 
-    fn directory(&self, controller: &str) -> PathBuf {
+    /// Whether its hierarchy is that of version 2.
+    pub(super) fn is_unified(&self) -> bool {
+        self.unified
+    }
+
+    /// Its directory in a controller's hierarchy.
+    pub(super) fn directory(&self, controller: &str) -> PathBuf {
         if self.unified {
             Path::new(MOUNT).join(&self.path)
         } else {

@@ -7,6 +7,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::watch::watch;
+
 /// What `/proc/PID/status` says of a process. `godwit-criu` has a parser of its own, which leaves a process out that lacks a
 /// field; here the field is empty then.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -179,13 +181,6 @@ impl Handle {
             Err(errno) => Err(errno.into()),
         }
     }
-}
-
-/// Registers a descriptor for events.
-pub(crate) fn watch<T: Into<OwnedFd>>(fd: T, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd stays open, and the same descriptor, until the AsyncFd is dropped.
-    let watched = unsafe { AsyncFd::register_with_interest(fd.into(), interest) };
-    watched.map_err(|error| error.into_parts().1)
 }
 
 #[cfg(test)]

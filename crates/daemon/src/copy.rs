@@ -1,0 +1,180 @@
+//! Files into services and out of them: tar archives between the user's stream and a service's filesystem.
+//!
+//! A service that is copied from or to does not move meanwhile: what is written after the freeze would stay behind.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt};
+use godwit_api::v1::{CopyInResponse, CopyInStart, CopyInput, CopyOutRequest, CopyOutput, copy_input};
+use godwit_engine::ContainerStatus;
+use godwit_engine::copy::{CopyError, CopyIn, Filesystem};
+use godwit_migration::error_chain;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use crate::convert;
+use crate::node::{Node, Occupied};
+use crate::services::{occupied, owned};
+use crate::status::{internal, invalid};
+
+/// Bytes of a piece of an archive.
+const PIECE: usize = 256 << 10;
+/// Pieces that wait for whoever is slower.
+const PIECES: usize = 4;
+
+type Output = Pin<Box<dyn Stream<Item = Result<CopyOutput, Status>> + Send>>;
+
+/// The filesystem of a service of this node, which is nobody else's until what is returned last is dropped.
+async fn open(node: &Arc<Node>, name: &str, path: &str) -> Result<(Filesystem, Occupied), Status> {
+    if !path.starts_with('/') {
+        return Err(Status::invalid_argument(format!(
+            "{path:?} is not an absolute path; write {name}:/PATH"
+        )));
+    }
+    let name = convert::service_name(name)?;
+    node.settle(&name).await;
+    owned(node, &name)?;
+    let taken = node.reserve(&name).await.ok_or_else(|| occupied(&name))?;
+    let service = owned(node, &name)?.service;
+    let (local, config) = (node.local(), node.local().config(&service));
+    let state = local.engine.state(&config).await;
+    if let Ok(state) = &state
+        && state.status != ContainerStatus::Stopped
+    {
+        let filesystem = Filesystem::of_process(state.pid).map_err(internal)?;
+        // Its PID may have become another process's before that was opened.
+        let now = local.engine.state(&config).await.map_err(internal)?;
+        if now.pid == state.pid {
+            return Ok((filesystem, taken));
+        }
+        return Err(Status::aborted(format!("service {name} has just ended; try again")));
+    }
+    if let Some(kept) = &service.kept {
+        return Err(Status::failed_precondition(format!(
+            "service {name} does not run; `{} cp` copies from and to its container",
+            kept.keeper.name()
+        )));
+    }
+    let filesystem = {
+        local.mount_root(&service).map_err(internal)?;
+        Filesystem::at(&config.rootfs).map_err(internal)?
+    };
+    // What it mounts is not mounted.
+    let within = filesystem.resolve(path.as_bytes()).unwrap_or_else(|_| Path::new(path).to_path_buf());
+    if let Some(mount) = service.mounts.iter().find(|mount| within.starts_with(&mount.target)) {
+        return Err(Status::failed_precondition(format!(
+            "service {name} does not run, and {} is a mount of it: {}",
+            mount.target.display(),
+            match (mount.volume(), mount.bind()) {
+                (Some(volume), _) => format!("`godwit volume inspect {volume}` shows where its files are"),
+                (None, Some((source, _))) => format!("its files are in {}", source.display()),
+                (None, None) => "a tmpfs has no files then".to_owned(),
+            }
+        )));
+    }
+    Ok((filesystem, taken))
+}
+
+fn failed(error: CopyError) -> Status {
+    match &error {
+        CopyError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            Status::not_found(error_chain(&error))
+        }
+        CopyError::Unfit { .. } | CopyError::Archive(_) => invalid(error),
+        CopyError::Io { .. } | CopyError::Gone(_) => internal(error),
+    }
+}
+
+/// Sends what is at a path.
+pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Output, Status> {
+    let (filesystem, taken) = open(node, &request.name, &request.path).await?;
+    let (pieces, outgoing) = mpsc::channel(PIECES);
+    tokio::task::spawn_blocking(move || {
+        let to = io::BufWriter::with_capacity(PIECE, Pieces(pieces.clone()));
+        let copied = filesystem.copy_out(request.path.as_bytes(), to);
+        if let Err(error) = copied {
+            // The user may have gone.
+            let _ = pieces.blocking_send(Err(failed(error)));
+        }
+        drop(taken);
+    });
+    Ok(ReceiverStream::new(outgoing).boxed())
+}
+
+/// Where an archive's pieces go.
+struct Pieces(mpsc::Sender<Result<CopyOutput, Status>>);
+
+impl Write for Pieces {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let piece = CopyOutput { data: Bytes::copy_from_slice(data) };
+        self.0.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Takes what the stream has, to the path that its first message says.
+pub(crate) async fn into(
+    node: &Arc<Node>,
+    mut input: Streaming<CopyInput>,
+) -> Result<CopyInResponse, Status> {
+    let Some(CopyInput { kind: Some(copy_input::Kind::Start(start)) }) = input.message().await? else {
+        return Err(Status::invalid_argument("the first message of a copy must say where to"));
+    };
+    let CopyInStart { name, path, contents, keep_owners } = start;
+    let (filesystem, taken) = open(node, &name, &path).await?;
+    let (pieces, incoming) = mpsc::channel(PIECES);
+    let how = CopyIn { path: path.into_bytes(), contents, keep_owners };
+    let copying = tokio::task::spawn_blocking(move || {
+        let copied = filesystem.copy_in(&how, Incoming { pieces: incoming, piece: Bytes::new() });
+        drop(taken);
+        copied
+    });
+    let cut_off = loop {
+        match input.message().await {
+            Ok(Some(CopyInput { kind: Some(copy_input::Kind::Data(data)) })) => {
+                if pieces.send(Ok(data)).await.is_err() {
+                    // It has come to its end, or failed.
+                    break None;
+                }
+            }
+            Ok(Some(_)) => break Some("a message of a copy has no data".to_owned()),
+            Ok(None) => break None,
+            Err(status) => break Some(status.message().to_owned()),
+        }
+    };
+    if let Some(why) = cut_off {
+        let _ = pieces.send(Err(io::Error::other(why))).await;
+    }
+    drop(pieces);
+    let copied = copying.await.map_err(internal)?.map_err(failed)?;
+    Ok(CopyInResponse { files: copied.files, bytes: copied.bytes })
+}
+
+/// Where an archive's pieces come from.
+struct Incoming {
+    pieces: mpsc::Receiver<io::Result<Bytes>>,
+    piece: Bytes,
+}
+
+impl Read for Incoming {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.pieces.blocking_recv() {
+                Some(piece) => self.piece = piece?,
+                None => return Ok(0),
+            }
+        }
+        let length = self.piece.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&self.piece.split_to(length));
+        Ok(length)
+    }
+}

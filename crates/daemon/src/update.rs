@@ -1,0 +1,55 @@
+//! Limits and restart policy of a service, changed while it runs or after it has ended.
+
+use std::sync::Arc;
+
+use godwit_api::v1::{self as api, UpdateRequest};
+use tonic::Status;
+
+use crate::convert;
+use crate::node::Node;
+use crate::services::{occupied, owned, show};
+use crate::status::{internal, status};
+
+/// Changes what the request has.
+pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<api::Service, Status> {
+    let name = convert::service_name(&request.name)?;
+    let restart = request.restart.as_deref().map(convert::restart).transpose()?;
+    node.settle(&name).await;
+    owned(node, &name)?;
+    let _occupied = node.reserve(&name).await.ok_or_else(|| occupied(&name))?;
+    let before = owned(node, &name)?;
+    if let Some(kept) = &before.service.kept {
+        return Err(Status::failed_precondition(format!(
+            "service {name} is a container of {}, which has its limits and its restart policy",
+            kept.keeper.title()
+        )));
+    }
+    let mut service = before.service.clone();
+    service.memory_bytes = request.memory_bytes.unwrap_or(service.memory_bytes);
+    service.cpu_millis = request.cpu_millis.unwrap_or(service.cpu_millis);
+    service.confinement.pids_limit = request.pids_limit.unwrap_or(service.confinement.pids_limit);
+    service.restart = restart.unwrap_or(service.restart);
+    if service == before.service {
+        return show(node, before).await;
+    }
+    convert::check_limits(&service)?;
+    if service.remove && service.restart != godwit_migration::Restart::No {
+        return Err(convert::removed_or_restarted());
+    }
+    if before.exit_code.is_none() {
+        let engine = &node.local().engine;
+        if let Err(error) = engine.limit(&node.local().config(&service)).await {
+            // One that was changed may have been the first of them.
+            if let Err(left) = engine.limit(&node.local().config(&before.service)).await {
+                tracing::error!(service = %name, error = %left, "it has other limits than are recorded");
+            }
+            return Err(status(Status::failed_precondition, &error));
+        }
+    }
+    // A move takes from here what the destination gives it.
+    if !node.state.change_service(&service).map_err(internal)? {
+        return Err(Status::aborted(format!("service {name} has changed meanwhile; try again")));
+    }
+    node.events.tell("service", "updated", &name, "");
+    show(node, owned(node, &name)?).await
+}

@@ -1,0 +1,124 @@
+//! Waiting until a service does not run: on this node, and on the nodes to which it moves meanwhile.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_api::v1 as api;
+use godwit_migration::Backoff;
+use godwit_names::ServiceName;
+use tokio::sync::broadcast::error::RecvError;
+use tonic::{Code, Status};
+
+use crate::directory::elsewhere;
+use crate::node::{End, Node};
+use crate::services::owned;
+use crate::status::internal;
+
+/// How long no node may have the service, or its node may be silent: a move's frozen time, and a broken link that mends.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The pauses between two questions where the service is.
+const PAUSES: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+
+/// The longest reason taken of a peer, bytes.
+const LONGEST_REASON: usize = 1024;
+
+/// Waits for the end of a service, wherever it is.
+pub(crate) async fn anywhere(node: &Arc<Node>, name: &ServiceName) -> Result<api::WaitResponse, Status> {
+    let mut pauses = PAUSES;
+    let mut heard = Instant::now();
+    loop {
+        let asked = Instant::now();
+        let trouble = match elsewhere(node, name)? {
+            None => match here(node, name).await? {
+                Some(ended) => return Ok(ended),
+                None => format!("service {name} has left node {}", node.name),
+            },
+            Some((owner, address)) => {
+                // It may take as long as the service lives.
+                let mut client = node.peers.get_patient(&owner, &address);
+                match client.wait(api::ServiceRequest { name: name.to_string() }).await {
+                    Ok(ended) => return Ok(plain(ended.into_inner())),
+                    Err(status) => match status.code() {
+                        // It has moved on, which this node will hear.
+                        Code::FailedPrecondition | Code::Unavailable | Code::Cancelled | Code::Unknown => {
+                            format!(
+                                "node {owner}, which has service {name}, does not answer: {}",
+                                status.message()
+                            )
+                        }
+                        _ => return Err(status),
+                    },
+                }
+            }
+        };
+        if asked.elapsed() > SILENCE {
+            // It was waited for meanwhile.
+            (pauses, heard) = (PAUSES, Instant::now());
+        }
+        if heard.elapsed() > SILENCE {
+            return Err(Status::unavailable(format!(
+                "{trouble}; `godwit ps` shows where the service is, and `godwit wait {name}` waits again"
+            )));
+        }
+        pauses.wait().await;
+    }
+}
+
+/// Waits for the end of a service of this node; nothing if it leaves.
+pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<Option<api::WaitResponse>, Status> {
+    // Both before the first look, so that nothing is missed.
+    let (mut ends, mut events) = (node.ends(), node.events.listen());
+    let begin = match owned(node, name) {
+        Ok(begin) => begin,
+        // Who has lost the connection to this node asks late.
+        Err(status) => return node.removed_at_end(name).map(|end| Some(shown(end))).ok_or(status),
+    };
+    loop {
+        let now = node.state.service(name).map_err(internal)?;
+        match now.filter(|now| now.service.id == begin.service.id) {
+            None if elsewhere(node, name)?.is_some() => return Ok(None),
+            None => {
+                return Err(Status::not_found(format!(
+                    "service {name} was removed, and how it ended is not known"
+                )));
+            }
+            Some(now) => {
+                if let Some(exit_code) = now.exit_code {
+                    return Ok(Some(api::WaitResponse { exit_code, reason: now.reason }));
+                }
+            }
+        }
+        // Until something has happened to it, or what has happened was too much to be told.
+        loop {
+            tokio::select! {
+                // An end comes before the removal that may follow at once.
+                biased;
+                end = ends.recv() => match end {
+                    Ok(end) if end.id == begin.service.id => return Ok(Some(shown(end))),
+                    Ok(_) => {}
+                    Err(RecvError::Lagged(_)) => break,
+                    Err(RecvError::Closed) => return Err(Status::unavailable("godwitd ends")),
+                },
+                event = events.recv() => match event {
+                    Ok(event) if event.name != name.as_str() => {}
+                    Ok(_) | Err(RecvError::Lagged(_)) => break,
+                    Err(RecvError::Closed) => return Err(Status::unavailable("godwitd ends")),
+                },
+            }
+        }
+    }
+}
+
+fn shown(End { exit_code, reason, .. }: End) -> api::WaitResponse {
+    api::WaitResponse { exit_code, reason }
+}
+
+/// What a peer has answered, in words that do a terminal no harm.
+fn plain(mut ended: api::WaitResponse) -> api::WaitResponse {
+    ended.reason.retain(|letter| !letter.is_control());
+    while ended.reason.len() > LONGEST_REASON {
+        ended.reason.pop();
+    }
+    ended
+}
