@@ -15,7 +15,7 @@ fn before_the_commit() -> impl Iterator<Item = &'static str> {
 fn godwit_cancel_before_the_commit_puts_the_service_back() {
     let victim = Victim::up("cancel");
     for point in before_the_commit() {
-        let attempt = victim.begin_patiently_and_hold(point);
+        let attempt = victim.begin_and_hold(point);
         // Any node can be asked.
         let node = if point.starts_with("source") { "a" } else { "b" };
         let said = victim.bed.godwit(node, &["cancel", NAME]);
@@ -32,7 +32,7 @@ fn godwit_cancel_before_the_commit_puts_the_service_back() {
 fn ctrl_c_before_the_commit_puts_the_service_back() {
     let victim = Victim::up("ctrl-c");
     for point in before_the_commit() {
-        let attempt = victim.begin_patiently_and_hold(point);
+        let attempt = victim.begin_and_hold(point);
         attempt.signal(Signal::INT);
         let reason = attempt.kept_with(130);
         assert!(reason.contains("it was cancelled"), "{point}: {reason}");
@@ -45,7 +45,7 @@ fn ctrl_c_before_the_commit_puts_the_service_back() {
 #[test]
 fn the_next_migration_waits_for_what_the_destination_still_puts_away() {
     let victim = Victim::up("cancel-again");
-    let attempt = victim.begin_patiently_and_hold("destination.prepared");
+    let attempt = victim.begin_and_hold("destination.prepared");
     victim.hold("destination.dropping");
     let said = victim.bed.godwit("a", &["cancel", NAME]);
     assert_eq!(said.code, 0, "{said:?}");
@@ -55,7 +55,7 @@ fn the_next_migration_waits_for_what_the_destination_still_puts_away() {
     // The source has put the service back and takes the next order; node b is not ready for it yet.
     let again = victim.begin("a", "b");
     victim.let_go("destination.dropping");
-    assert!(again.moved().is_empty());
+    again.moved_well();
     victim.ends_at_b();
 }
 
@@ -75,7 +75,7 @@ fn after_the_commit_it_is_too_late_and_godwit_says_so() {
         text.contains("committed") || text.contains("no migration of service redis is under way"),
         "{text}"
     );
-    assert!(attempt.moved().is_empty());
+    attempt.moved_well();
     victim.ends_at_b();
 }
 

@@ -22,7 +22,7 @@ fn it_is_too_late_to_cancel_and_godwit_says_so_at_once() {
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.stderr.contains("to node b had committed"), "{said:?}");
     victim.let_go(POINT);
-    assert_eq!(attempt.moved(), "");
+    attempt.moved_well();
     victim.ends_at_b();
 }
 
@@ -46,7 +46,7 @@ fn a_destination_that_is_told_to_end_goes_on_when_it_is_started_again() {
     victim.has_ended("b");
     victim.let_go(POINT);
     victim.bed.lab().start_node("b").unwrap();
-    assert_eq!(attempt.moved(), "");
+    attempt.moved_well();
     victim.ends_at_b();
 }
 
@@ -55,7 +55,7 @@ fn a_service_that_is_removed_is_let_go_by_its_source_too() {
     let (victim, attempt) = served("serve-rm");
     victim.bed.done("b", &["rm", "--force", NAME]);
     // Nobody waits for the pages that are left.
-    assert_eq!(attempt.moved(), "");
+    attempt.moved_well();
     victim.let_go(POINT);
     victim.is_gone();
 }
@@ -64,7 +64,7 @@ fn a_service_that_is_removed_is_let_go_by_its_source_too() {
 fn a_service_that_is_stopped_is_let_go_by_its_source_too() {
     let (victim, attempt) = served("serve-stop");
     victim.bed.done("b", &["stop", NAME]);
-    assert_eq!(attempt.moved(), "");
+    attempt.moved_well();
     victim.let_go(POINT);
     let shown = victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "stopped"));
     assert!(shown.unwrap().reason.contains("godwit stop"));
@@ -90,10 +90,10 @@ fn the_next_migration_waits_until_the_service_is_complete() {
     victim.shown("b", |shown| shown.is_some_and(|shown| shown.state == "migrating"));
     assert!(!victim.has_reached("destination.reserved"));
     victim.let_go(POINT);
-    assert_eq!(attempt.moved(), "");
+    attempt.moved_well();
     victim.reached("destination.reserved");
     victim.let_go("destination.reserved");
-    assert_eq!(next.moved(), "");
+    next.moved_well();
     victim.ends_at_a();
 }
 
@@ -231,6 +231,6 @@ fn a_service_is_lost_when_its_source_cannot_read_a_page_of_it_any_more() {
 fn a_source_whose_state_fails_at_the_commit_serves_the_pages_all_the_same() {
     let victim =
         Victim::up_with("serve-state", |config, _| inject(config, "source.releasing"), |_| Vec::new());
-    assert_eq!(victim.begin_with("a", "b", &POSTCOPY).moved(), "");
+    victim.begin_with("a", "b", &POSTCOPY).moved_well();
     victim.ends_at_b();
 }

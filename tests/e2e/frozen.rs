@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, victim::Victim, wait_for};
+use godwit_tests::{Bed, victim::Victim, wait_for, wait_for_within};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 90);
 
@@ -15,7 +15,7 @@ fn a_destination_that_hangs_freezes_a_service_no_longer_than_its_source_has_pati
         ("destination.restoring", "write the changed files to its disk"),
     ];
     let patience = |config: &mut godwit_lab::LabConfig, _: &std::path::Path| {
-        config.programs.serve_arguments.extend(["--patience", "4"].map(str::to_owned));
+        config.programs.serve_arguments.extend(["--patience", "12"].map(str::to_owned));
     };
     let victim = Victim::up_with("patience", patience, |_| Vec::new());
     for (point, step) in POINTS {
@@ -40,7 +40,7 @@ fn a_log_crosses_before_the_freeze_but_for_its_last_lines() {
     preset.command = ["/bin/sh", "-c", &talk].map(str::to_owned).into();
     bed.run("a", "talker", ADDRESS, &preset, &[]);
     let logged = |node: &str| bed.done(node, &["logs", "talker"]);
-    let mut before = wait_for("all that it says at first", || {
+    let mut before = wait_for_within(Duration::from_secs(300), "all that it says at first", || {
         let log = logged("a");
         log.ends_with("more\n").then_some(log)
     });

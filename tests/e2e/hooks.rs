@@ -25,14 +25,11 @@ fn who_was_told_of_the_freeze_is_told_of_the_end_although_a_daemon_was_killed() 
     assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(1));
 
     let killed_at = |point: &str, node: &str| {
-        points.hold(point);
-        let mut command = bed.command("a", &["migrate", "redis", "--to", "b"]);
-        let mut migrating = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        points.reached(point);
+        let attempt = Attempt::held(&points, point, || Attempt::begin(&bed, "redis", "a", "b", &[]));
         bed.lab().stop_node(node).unwrap();
         points.let_go(point);
         bed.lab().start_node(node).unwrap();
-        migrating.wait().unwrap();
+        attempt.end();
     };
     killed_at(FROZEN, "a");
     wait_for("the hook of the source", || (hooks.moments() == ["pre-freeze", "aborted"]).then_some(()));

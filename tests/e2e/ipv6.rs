@@ -68,6 +68,6 @@ fn connections_over_ipv6_go_on_after_moves() {
     ask("before", 1);
     bed.move_to_and_fro("redis", |number, node| {
         ask(&format!("move {number}"), number + 1);
-        assert!(bed.lab().inside(CLIENT, connect).unwrap().is_some(), "a new connection to {node}");
+        wait_for(&format!("a new connection to {node}"), || bed.lab().inside(CLIENT, connect).unwrap());
     });
 }

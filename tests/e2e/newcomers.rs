@@ -17,7 +17,7 @@ use godwit_tests::{
     echo::{ADDRESS, Echo, FROZEN, NAME, PORT, RESTORED},
     sockets::{self, State},
     victim::Attempt,
-    wait_for,
+    wait_for, wait_for_within,
 };
 
 /// Clients at once, each of which comes again and again.
@@ -27,7 +27,7 @@ const THINKING: Duration = Duration::from_millis(1);
 
 /// Connects, asks, is answered, and leaves.
 fn visit(at: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&at, PATIENCE)?;
+    let mut stream = TcpStream::connect_timeout(&at, 4 * PATIENCE)?;
     let port = stream.local_addr()?.port();
     stream.set_read_timeout(Some(PATIENCE))?;
     let answered = stream.write_all(b"?").and_then(|()| stream.read_exact(&mut [0]));
@@ -103,9 +103,8 @@ fn nobody_who_comes_while_a_move_is_given_up_is_turned_away() {
     let clients = Clients::come(&echo);
     for point in [FROZEN, RESTORED].iter().cycle().take(6) {
         clients.during(point, || {
-            echo.points.hold(point);
-            let attempt = Attempt::begin(&echo.bed, NAME, "a", "b", &["--mode", "precopy"]);
-            echo.points.reached(point);
+            let begin = || Attempt::begin(&echo.bed, NAME, "a", "b", &["--mode", "precopy"]);
+            let attempt = Attempt::held(&echo.points, point, begin);
             let said = echo.bed.godwit("a", &["cancel", NAME]);
             assert_eq!(said.code, 0, "{said:?}");
             echo.points.let_go(point);
@@ -135,7 +134,7 @@ fn who_missed_the_services_answer_begins_anew_at_the_destination() {
         let before = asks().unwrap();
         assert_eq!(before.state, State::SynSent);
         // When it asks again, the kernel of the source, which has waited as long, would answer again.
-        wait_for("another SYN, or an answer", || {
+        wait_for_within(4 * PATIENCE, "another SYN, or an answer", || {
             let now = asks()?;
             (now.retransmits > before.retransmits || now.state != State::SynSent).then_some(())
         });

@@ -102,9 +102,8 @@ fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
     for (name, before) in CASES {
         let mut tries = 0..TRIES;
         let reason = loop {
-            points.hold(POINT);
-            let attempt = Attempt::begin(&bed, "odd", "a", "b", &["--mode", "precopy"]);
-            points.reached(POINT);
+            let begin = || Attempt::begin(&bed, "odd", "a", "b", &["--mode", "precopy"]);
+            let attempt = Attempt::held(&points, POINT, begin);
             let made = tell(&mut connection, name);
             points.let_go(POINT);
             if LACKING.iter().any(|lacking| made.contains(lacking)) {

@@ -80,9 +80,13 @@ fn moves_keep_ports_logs_limits_and_commands() {
     let mut last = 0;
     bed.move_to_and_fro("web", |number, node| {
         for node in ["a", "b"] {
-            assert!(is_served(&bed, at(node)), "move {number}: the port of {node}");
+            wait_for(&format!("the port of {node} after move {number}"), || {
+                is_served(&bed, at(node)).then_some(())
+            });
         }
-        assert!(is_served(&bed, SocketAddrV4::new(ADDRESS, 80)), "move {number}: its own address");
+        wait_for(&format!("its own address after move {number}"), || {
+            is_served(&bed, SocketAddrV4::new(ADDRESS, 80)).then_some(())
+        });
         let goes_on = || {
             let now = check_log(&bed, node, "stdout", |n| n % 3 != 0);
             (now > last + 5).then_some(now)

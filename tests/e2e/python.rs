@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    time::Duration,
 };
 
 use godwit_lab::workload::Workload;
@@ -28,6 +29,8 @@ fn moves_stop_no_activity_of_a_program() {
     fs::write(preset.rootfs.join("program.py"), include_str!("../programs/busy.py")).unwrap();
     bed.run("a", "busy", ADDRESS, &preset, &[]);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    // Longer than the program has patience with its activities.
+    connection.get_mut().set_read_timeout(Some(Duration::from_secs(150))).unwrap();
     let mut rounds = 0;
     let mut check = |when: String, connection: &mut BufReader<TcpStream>| {
         let answer = ask(connection, "check");

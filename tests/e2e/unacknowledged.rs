@@ -133,9 +133,8 @@ fn a_small_write_behind_another_does_not_wait_for_a_timer() {
 fn answers_in_doubt_are_sent_when_the_service_stays() {
     let mut echo = Echo::up("stays");
     let mut doubts = in_doubt(&mut echo);
-    echo.points.hold(RESTORED);
-    let attempt = Attempt::begin(&echo.bed, NAME, "a", "b", &["--mode", "precopy"]);
-    echo.points.reached(RESTORED);
+    let begin = || Attempt::begin(&echo.bed, NAME, "a", "b", &["--mode", "precopy"]);
+    let attempt = Attempt::held(&echo.points, RESTORED, begin);
     echo.hears();
     doubts.ask();
     let clients = &doubts.clients;

@@ -219,7 +219,7 @@ fn a_pager_of_the_last_release_is_served_to_its_end() {
     upgrade(&mut victim.bed, "b");
     assert_eq!(victim.pagers("b"), pagers, "they are those of before");
     victim.let_go(PUSHING);
-    assert_eq!(attempt.moved(), "");
+    attempt.moved_well();
     victim.has_its_data();
     victim.ends_at_b();
 }

@@ -76,6 +76,9 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
     bed.done("b", &["rm", "--force", "two"]);
 
     // A node that does not answer may have it.
+    wait_for("node a to hear that the service is gone", || {
+        (!bed.done("a", &["ps", "--all", "--quiet"]).contains("two")).then_some(())
+    });
     bed.lab().stop_node("b").unwrap();
     refused(
         &bed,

@@ -23,7 +23,7 @@ import threading
 import time
 
 ROUNDS = 5
-PATIENCE = 20.0
+PATIENCE = 120.0
 COUNT = {}
 PROBLEMS = []
 LOCAL = threading.local()

@@ -79,10 +79,7 @@ impl Writer {
 
     /// Starts one that is held at `point` when this returns.
     pub fn begin_and_hold(&self, from: &str, to: &str, flags: &[&str], point: &str) -> Attempt {
-        self.points.hold(point);
-        let attempt = self.begin(from, to, flags);
-        self.points.reached(point);
-        attempt
+        Attempt::held(&self.points, point, || self.begin(from, to, flags))
     }
 
     /// Its CPU limit on a node as the kernel has it, in thousandths of a CPU; none without a limit.

@@ -203,7 +203,7 @@ async fn a_thawed_container_goes_on() {
     node.runc.freeze(&config).await.unwrap();
     node.runc.freeze(&config).await.unwrap();
     // The shim logs what was in the pipe.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    node.runc.settle_log(&config).await.unwrap();
     let seen = output(&config).len();
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(output(&config).len(), seen, "it runs although it is frozen");

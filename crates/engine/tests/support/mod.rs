@@ -17,7 +17,7 @@ use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_engine::{ContainerConfig, Engine, User};
 
 /// How long anything may take on a busy machine before a test fails.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// Builds the shim once and says where it is.
 fn shim() -> PathBuf {

@@ -28,7 +28,7 @@ const BATCH: u64 = 2048;
 /// milliseconds, which is longer than a round trip on a link whose queue is full.
 const UNDER_WAY: usize = 8;
 /// How long Redis may take to answer the first request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running client.
 #[derive(Debug)]
