@@ -13,7 +13,7 @@ use std::{
 
 use godwit_lab::{config::CLIENT_ADDRESS, workload::EchoLoad};
 use godwit_tests::{
-    CLIENT, PATIENCE,
+    CLIENT, PATIENCE, TRIES,
     echo::{ADDRESS, BACKLOG, Client, Echo, NAME, PORT, WAITING},
     sockets::{self, State, between},
     wait_for,
@@ -28,8 +28,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt as options};
 const MODES: [&str; 4] = ["cold", "precopy", "postcopy", "hybrid"];
 /// What makes the kernel's buffers of a connection grow.
 const WARM: usize = 16 << 20;
-/// How long TCP waits before it asks for a connection again (RFC 6298).
-const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Waits until both ends of a connection are in these states; the service's first.
 fn states(echo: &Echo, client: &Client, service: State, other: State) {

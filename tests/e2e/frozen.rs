@@ -1,6 +1,6 @@
 //! How long a service stays frozen: a destination that hangs, and what crosses before the freeze. Needs root.
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, time::Duration};
 
 use godwit_lab::workload::Workload;
 use godwit_tests::{Bed, victim::Victim, wait_for, wait_for_within};

@@ -1,11 +1,11 @@
 //! Hooks of a service whose migration is met by a crash: whoever was told of the freeze is told of the end.
 //! Needs root.
 
-use std::{net::Ipv4Addr, process::Stdio};
+use std::net::Ipv4Addr;
 
 use godwit_lab::workload::{RedisClient, Workload, resp::Reply};
 use godwit_tests::hooks::{EVERY_MOMENT, Hooks};
-use godwit_tests::{Bed, CLIENT, PATIENCE, hold::Points, wait_for};
+use godwit_tests::{Bed, CLIENT, PATIENCE, hold::Points, victim::Attempt, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 90);
 const FROZEN: &str = "source.frozen";

@@ -7,7 +7,9 @@ use std::{
     net::{Ipv4Addr, UdpSocket},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
+    time::{Duration, Instant},
 };
 
 use godwit_lab::workload::{Preset, Workload};
@@ -70,6 +72,9 @@ fn a_user_at_a_terminal_has_one_in_the_service_and_its_move_is_refused_meanwhile
     // Ctrl-C is the command's: the shell goes on.
     wait_for("the command on the terminal", || has(" sleep 88888").then_some(()));
     keyboard.write_all(b"\x03").unwrap();
+    // Two commands of users at a time are none too many.
+    let both: Vec<_> = (0..2).map(|_| bed.command("a", &["exec", NAME, "true"]).spawn().unwrap()).collect();
+    assert!(both.into_iter().all(|mut command| command.wait().unwrap().success()));
     keyboard.write_all(b"exit 7\r").unwrap();
     let shown = typed.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&shown.stdout);
@@ -87,6 +92,29 @@ fn a_user_at_a_terminal_has_one_in_the_service_and_its_move_is_refused_meanwhile
     wait_for("the command", || has(" sleep 99999").then_some(()));
     leaving.kill().unwrap();
     leaving.wait().unwrap();
+    wait_for("the command to be hung up", || (!has(" sleep 99999")).then_some(()));
+    // Also one that does not read what was typed.
+    let mut leaving = at_terminal(&bed, &["exec", "-it", NAME, "sleep", "99999"]);
+    wait_for("the command", || has(" sleep 99999").then_some(()));
+    let mut keyboard = leaving.stdin.take().unwrap();
+    let typed = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Ok(length) = keyboard.write(&[b'x'; 4096]) {
+                typed.fetch_add(length, Ordering::Relaxed);
+            }
+        });
+        let mut before = (0, Instant::now());
+        wait_for("a full terminal", || {
+            let now = typed.load(Ordering::Relaxed);
+            if now != before.0 {
+                before = (now, Instant::now());
+            }
+            (now > 0 && before.1.elapsed() > Duration::from_millis(500)).then_some(())
+        });
+        leaving.kill().unwrap();
+        leaving.wait().unwrap();
+    });
     wait_for("the command to be hung up", || (!has(" sleep 99999")).then_some(()));
 }
 
@@ -129,12 +157,21 @@ fn files_are_copied_into_a_service_out_of_it_and_move_with_it() {
         writer.join().unwrap().unwrap();
         String::from_utf8(listed.stdout).unwrap()
     };
-    assert_eq!(listed, "srv/\nsrv/deep/\nsrv/deep/page\nsrv/index\nsrv/link\nsrv/to\n");
+    let mut listed: Vec<_> = listed.lines().collect();
+    listed.sort_unstable();
+    assert_eq!(listed, ["srv/", "srv/deep/", "srv/deep/page", "srv/index", "srv/link", "srv/to"]);
+    // The whole of it, without what the kernel makes as it is read.
+    let all = bed.command("b", &["cp", &format!("{NAME}:/"), "-"]).output().unwrap();
+    assert!(all.status.success(), "{}", String::from_utf8_lossy(&all.stderr));
+    let whole = String::from_utf8_lossy(&all.stdout);
+    assert!(whole.contains("root-file") && whole.contains("proc/") && !whole.contains("proc/1"));
     for (source, destination, words) in [
         ("shell:/none", "/tmp/x", "cannot find /none of the service"),
         ("/none", "shell:/x", "cannot copy /none"),
         (site, "shell:/none/x/", "/none"),
         ("nobody:/x", "/tmp/x", "there is no service nobody"),
+        ("shell:/srv", "shell:/other", "godwit exec shell cp"),
+        ("shell:/proc/1/status", "/tmp/x", "is made by the kernel"),
     ] {
         refused(&bed, "b", &["cp", source, destination], &[words]);
     }
@@ -169,6 +206,16 @@ fn files_of_a_service_that_has_ended_can_be_copied_and_those_of_its_mounts_are_n
     assert_eq!(fs::read_to_string(file).unwrap(), "kept\n");
 }
 
+/// Whether a command that timeout(1) has started has its connection to the daemon.
+fn is_asking(command: &Child) -> bool {
+    let children =
+        fs::read_to_string(format!("/proc/{0}/task/{0}/children", command.id())).unwrap_or_default();
+    let Some(pid) = children.split_whitespace().next() else { return false };
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("socket:")).count() > 0
+}
+
 #[test]
 fn who_waits_for_a_service_learns_how_it_ended_wherever_it_has_moved() {
     // The first process of a PID namespace ignores signals that it does not handle.
@@ -177,9 +224,11 @@ fn who_waits_for_a_service_learns_how_it_ended_wherever_it_has_moved() {
     let waiting =
         |node: &str| bed.command_within(600, node, &["wait", NAME]).stdout(Stdio::piped()).spawn().unwrap();
     let from_the_start = waiting("a");
+    wait_for("the waiting command to ask", || is_asking(&from_the_start).then_some(()));
     bed.migrate(NAME, "a", "b");
     // Asked of a node that has had it.
     let from_afar = waiting("a");
+    wait_for("the waiting command to ask", || is_asking(&from_afar).then_some(()));
     bed.migrate(NAME, "b", "a");
     bed.migrate(NAME, "a", "b");
     bed.done("b", &["kill", "--signal", "TERM", NAME]);
@@ -259,7 +308,12 @@ fn limits_and_restart_policy_change_at_once_and_move_with_the_service() {
         (held >= Some(40_000_000)).then_some(())
     });
     // What it has in use does not fit, and nothing changes.
-    refused(&bed, "a", &["update", "-m", "32m", "--pids-limit", "99", NAME], &["bytes in use"]);
+    refused(
+        &bed,
+        "a",
+        &["update", "-m", "32m", "--pids-limit", "99", NAME],
+        &["bytes of memory, which a limit of 33554432 cannot hold"],
+    );
     assert_eq!((limits("a").0, limits("a").2), ((256_u64 << 20).to_string(), "2048".to_owned()));
     bed.done("a", &["update", "-m", "128m", "--cpus", "0.5", "--pids-limit", "77", NAME]);
     let changed = are(128 << 20, "50000", "77");
@@ -291,20 +345,19 @@ fn limits_and_restart_policy_change_at_once_and_move_with_the_service() {
 fn figures_of_a_service_are_those_of_its_processes() {
     let (bed, _) = up("figures", "sleep 100000 & while :; do :; done", &[]);
     let look = || bed.json::<Value>("a", &["stats", "--no-stream", NAME])[0].clone();
-    let busy = look();
+    let busy = wait_for("both processes", || Some(look()).filter(|shown| shown["pids"] == 2));
     assert_eq!(busy["name"], NAME);
     // A processor that it shares with others.
     assert!(busy["cpu_percent"].as_f64().is_some_and(|share| share > 0.0), "{busy}");
-    assert_eq!(busy["pids"], 2, "{busy}");
     assert!(busy["memory_bytes"].as_u64().is_some_and(|bytes| (4096..64 << 20).contains(&bytes)), "{busy}");
     let received = || look()["received_bytes"].as_u64().unwrap();
     let before = received();
     let socket = bed.lab().inside(CLIENT, || UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
-    for _ in 0..3 {
+    wait_for("datagrams to be counted", || {
         // Nobody listens: that is said by ICMP to who sends again.
         let _ = socket.send_to(&[7; 1000], (ADDRESS, 9));
-    }
-    wait_for("the datagrams to be counted", || (received() >= before + 1000).then_some(()));
+        (received() >= before + 1000).then_some(())
+    });
     let cpu = |shown: &Value| shown["cpu_ns"].as_u64().unwrap();
     assert!(cpu(&look()) > cpu(&busy));
     // All that run, in a table.

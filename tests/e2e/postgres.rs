@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::process::Stdio;
+use std::time::Duration;
 
 use godwit_lab::workload::{Preset, Workload};
 use godwit_tests::{Bed, PATIENCE, psql::Psql, tier, wait_for, wait_for_within};

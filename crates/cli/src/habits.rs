@@ -97,10 +97,7 @@ const RUN: &[(&str, &str)] = &[
         "--tty",
         "a service runs detached, without a terminal: run it without, and then `godwit exec -it NAME COMMAND`",
     ),
-    (
-        "--add-host",
-        "write the host into /etc/hosts of the service: `godwit exec NAME sh -c 'echo ADDRESS HOST >> /etc/hosts'`",
-    ),
+    ("--add-host", "a service asks the name servers of the node that it is on: let them know the host"),
     ("--attach", "a service runs detached: `godwit logs -f NAME` shows what it writes"),
     ("--cgroup-parent", "godwit places the cgroups of services itself"),
     ("--cidfile", "godwit prints the service's name, which is its identity"),

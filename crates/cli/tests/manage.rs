@@ -116,6 +116,7 @@ async fn cp_writes_files_of_a_service_to_this_machine_or_into_another_service() 
     let mut header = tar::Header::new_gnu();
     header.set_size(5);
     header.set_mode(0o640);
+    header.set_mtime(1);
     builder.append_data(&mut header, "file", &b"hello"[..]).unwrap();
     let archive = builder.into_inner().unwrap();
     *fake.asked.archive.lock().unwrap() = archive.clone();

@@ -6,12 +6,14 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{CopyInResponse, CopyInStart, CopyInput, CopyOutRequest, CopyOutput, copy_input};
-use godwit_engine::ContainerStatus;
+use godwit_engine::Mount;
 use godwit_engine::copy::{CopyError, CopyIn, Filesystem};
+use godwit_migration::blocking::off_worker;
 use godwit_migration::error_chain;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,12 +22,15 @@ use tonic::{Status, Streaming};
 use crate::convert;
 use crate::node::{Node, Occupied};
 use crate::services::{occupied, owned};
+use crate::state::Owned;
 use crate::status::{internal, invalid};
 
 /// Bytes of a piece of an archive.
 const PIECE: usize = 256 << 10;
 /// Pieces that wait for whoever is slower.
 const PIECES: usize = 4;
+/// How long the user may take for a piece: meanwhile nobody else can stop or move the service.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 type Output = Pin<Box<dyn Stream<Item = Result<CopyOutput, Status>> + Send>>;
 
@@ -37,22 +42,14 @@ async fn open(node: &Arc<Node>, name: &str, path: &str) -> Result<(Filesystem, O
         )));
     }
     let name = convert::service_name(name)?;
-    node.settle(&name).await;
     owned(node, &name)?;
-    let taken = node.reserve(&name).await.ok_or_else(|| occupied(&name))?;
-    let service = owned(node, &name)?.service;
+    let taken = node.reserve_soon(&name).await.ok_or_else(|| occupied(&name))?;
+    let Owned { service, exit_code, .. } = owned(node, &name)?;
     let (local, config) = (node.local(), node.local().config(&service));
-    let state = local.engine.state(&config).await;
-    if let Ok(state) = &state
-        && state.status != ContainerStatus::Stopped
-    {
-        let filesystem = Filesystem::of_process(state.pid).map_err(internal)?;
-        // Its PID may have become another process's before that was opened.
-        let now = local.engine.state(&config).await.map_err(internal)?;
-        if now.pid == state.pid {
-            return Ok((filesystem, taken));
-        }
-        return Err(Status::aborted(format!("service {name} has just ended; try again")));
+    if exit_code.is_none() {
+        let state = local.engine.state(&config).await.map_err(internal)?;
+        let ended = |_| Status::aborted(format!("service {name} has just ended; try again"));
+        return Ok((Filesystem::of_process(state.pid).map_err(ended)?, taken));
     }
     if let Some(kept) = &service.kept {
         return Err(Status::failed_precondition(format!(
@@ -60,13 +57,14 @@ async fn open(node: &Arc<Node>, name: &str, path: &str) -> Result<(Filesystem, O
             kept.keeper.name()
         )));
     }
-    let filesystem = {
+    // What it mounts is not there.
+    let mounts = service.mounts.iter().map(|mount| mount.target.clone());
+    let filesystem = off_worker(|| {
         local.mount_root(&service).map_err(internal)?;
-        Filesystem::at(&config.rootfs).map_err(internal)?
-    };
-    // What it mounts is not mounted.
-    let within = filesystem.resolve(path.as_bytes()).unwrap_or_else(|_| Path::new(path).to_path_buf());
-    if let Some(mount) = service.mounts.iter().find(|mount| within.starts_with(&mount.target)) {
+        Filesystem::of_ended(&config.rootfs, mounts).map_err(internal)
+    })?;
+    let within = |mount: &&Mount| Path::new(path).starts_with(&mount.target);
+    if let Some(mount) = service.mounts.iter().find(within) {
         return Err(Status::failed_precondition(format!(
             "service {name} does not run, and {} is a mount of it: {}",
             mount.target.display(),
@@ -86,6 +84,7 @@ fn failed(error: CopyError) -> Status {
             Status::not_found(error_chain(&error))
         }
         CopyError::Unfit { .. } | CopyError::Archive(_) => invalid(error),
+        CopyError::Ended => Status::aborted(error.to_string()),
         CopyError::Io { .. } | CopyError::Gone(_) => internal(error),
     }
 }
@@ -95,11 +94,12 @@ pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Out
     let (filesystem, taken) = open(node, &request.name, &request.path).await?;
     let (pieces, outgoing) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
-        let to = io::BufWriter::with_capacity(PIECE, Pieces(pieces.clone()));
+        let runtime = tokio::runtime::Handle::current();
+        let to = io::BufWriter::with_capacity(PIECE, Pieces { pieces: pieces.clone(), runtime });
         let copied = filesystem.copy_out(request.path.as_bytes(), to);
         if let Err(error) = copied {
-            // The user may have gone.
-            let _ = pieces.blocking_send(Err(failed(error)));
+            // The user may have gone, or take nothing.
+            let _ = pieces.try_send(Err(failed(error)));
         }
         drop(taken);
     });
@@ -107,12 +107,21 @@ pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Out
 }
 
 /// Where an archive's pieces go.
-struct Pieces(mpsc::Sender<Result<CopyOutput, Status>>);
+struct Pieces {
+    pieces: mpsc::Sender<Result<CopyOutput, Status>>,
+    runtime: tokio::runtime::Handle,
+}
 
 impl Write for Pieces {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let piece = CopyOutput { data: Bytes::copy_from_slice(data) };
-        self.0.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe)?;
+        // The last place is for an error.
+        let free = self.runtime.block_on(tokio::time::timeout(PATIENCE, self.pieces.reserve_many(2)));
+        let mut free = free.map_err(|_| {
+            io::Error::new(io::ErrorKind::TimedOut, format!("nothing of it was taken for {PATIENCE:?}"))
+        })?;
+        let free = free.as_mut().map_err(|_| io::ErrorKind::BrokenPipe)?.next();
+        free.ok_or(io::ErrorKind::BrokenPipe)?.send(Ok(piece));
         Ok(data.len())
     }
 
@@ -139,7 +148,10 @@ pub(crate) async fn into(
         copied
     });
     let cut_off = loop {
-        match input.message().await {
+        let Ok(message) = tokio::time::timeout(PATIENCE, input.message()).await else {
+            break Some(format!("nothing of it came for {PATIENCE:?}"));
+        };
+        match message {
             Ok(Some(CopyInput { kind: Some(copy_input::Kind::Data(data)) })) => {
                 if pieces.send(Ok(data)).await.is_err() {
                     // It has come to its end, or failed.

@@ -40,13 +40,13 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         ));
     }
     let name = convert::service_name(&start.name)?;
-    node.settle(&name).await;
+    owned(node, &name)?;
+    // A migration that began already must not meet a new process in the service.
+    let taken = node.reserve_soon(&name).await.ok_or_else(|| occupied(&name))?;
     let service = owned(node, &name)?;
     if service.exit_code.is_some() {
         return Err(Status::failed_precondition(format!("service {name} is not running")));
     }
-    // A migration that began already must not meet a new process in the service.
-    let taken = node.reserve(&name).await.ok_or_else(|| occupied(&name))?;
     let request = ExecRequest {
         command: start.command,
         env: start.env,
@@ -84,8 +84,8 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         }
         ExecStreams::Terminal(terminal) => {
             let terminal = Arc::new(terminal);
-            let (typed, shown) =
-                (type_at(input, Arc::clone(&terminal), start.stdin), show(terminal, out.clone()));
+            let typed = type_at(input, Arc::clone(&terminal), start.stdin, out.clone());
+            let shown = show(terminal, out.clone());
             tokio::spawn(attend(child, typed, shown, out));
         }
     }
@@ -147,12 +147,18 @@ async fn pump(mut from: pipe::Receiver, to: Outgoing, kind: fn(Bytes) -> exec_ou
 }
 
 /// Types what the user types, until the user has gone.
-async fn type_at(mut input: Streaming<ExecInput>, terminal: Arc<Terminal>, types: bool) {
+async fn type_at(mut input: Streaming<ExecInput>, terminal: Arc<Terminal>, types: bool, user: Outgoing) {
     while let Ok(Some(ExecInput { kind: Some(kind) })) = input.message().await {
         let done = match kind {
-            // The end of input, as a terminal knows it.
-            exec_input::Kind::Stdin(data) if types && data.is_empty() => terminal.write_all(b"\x04").await,
-            exec_input::Kind::Stdin(data) if types => terminal.write_all(&data).await,
+            exec_input::Kind::Stdin(data) if types => {
+                // The end of input, as a terminal knows it: of a line that has begun, and of all.
+                let keys = if data.is_empty() { &b"\x04\x04"[..] } else { &data };
+                tokio::select! {
+                    typed = terminal.write_all(keys) => typed,
+                    // The command may read nothing.
+                    () = user.closed() => return,
+                }
+            }
             exec_input::Kind::Size(new) => terminal.resize(size(new)),
             exec_input::Kind::Stdin(_) | exec_input::Kind::Start(_) => Ok(()),
         };

@@ -97,7 +97,7 @@ struct Transient {
     /// The pauses before starts of a service by its policy, by id.
     pauses: HashMap<String, Backoff>,
     /// How services have ended that were removed at their end, the latest last, for who asks late.
-    removed_at_end: VecDeque<(ServiceName, End)>,
+    removed_at_end: VecDeque<(ServiceName, End, Instant)>,
     /// What peers last told of themselves.
     last_seen: HashMap<String, NodeInfo>,
 }
@@ -269,6 +269,20 @@ impl Node {
         let is_free = |transient: &mut Transient| transient.claim(name, Claim::default());
         let reserved = self.past_looks(name, is_free).await;
         reserved.then(|| Occupied { node: Arc::clone(self), name: name.clone() })
+    }
+
+    /// The same, as soon as another operation on it has ended that ends soon: two commands of users meet now and then.
+    pub(crate) async fn reserve_soon(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
+        let begun = Instant::now();
+        loop {
+            self.settle(name).await;
+            if let Some(occupied) = self.reserve(name).await {
+                return Some(occupied);
+            }
+            if self.migration(name).is_some() || begun.elapsed() > LEAVE {
+                return None;
+            }
+        }
     }
 
     /// Does something once no look of this node's own has the name.

@@ -210,7 +210,14 @@ fn remove_ended(node: &Arc<Node>, service: &Service) {
 
 /// Removes it, unless it has been started or removed since; or says what speaks against that. The caller has its name.
 async fn removed(node: &Arc<Node>, service: &Service) -> Result<Option<Objection>, Status> {
-    let Some(owned) = node.state.service(&service.name).map_err(internal)? else { return Ok(None) };
+    let Some(owned) = node.state.service(&service.name).map_err(internal)? else {
+        let listed = node.placement(&service.name).map_err(internal)?;
+        if listed.is_some_and(|listed| listed.id == service.id && listed.node == node.name) {
+            // It was removed but for that.
+            services::unlist(node, service).await?;
+        }
+        return Ok(None);
+    };
     let same = owned.service.id == service.id && owned.service.epoch == service.epoch;
     if !same || owned.exit_code.is_none() || !owned.service.remove {
         return Ok(None);

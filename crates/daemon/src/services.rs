@@ -55,7 +55,8 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     let name = convert::service_name(&request.name)?;
     // Said before an image is unpacked.
     convert::confinement(&request)?;
-    if request.remove && convert::restart(&request.restart)? != Restart::No {
+    let restart = convert::restart(&request.restart)?;
+    if request.remove && restart != Restart::No {
         return Err(convert::removed_or_restarted());
     }
     let ports = convert::ports(&request.publish)?;
@@ -479,9 +480,8 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
 pub(crate) async fn kill(node: &Arc<Node>, name: &ServiceName, signal: u32) -> Result<api::Service, Status> {
     let signal = i32::try_from(signal).ok().filter(|signal| (1..=libc::SIGRTMAX()).contains(signal));
     let signal = signal.ok_or_else(|| Status::invalid_argument("that is not the number of a signal"))?;
-    node.settle(name).await;
     owned(node, name)?;
-    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve_soon(name).await.ok_or_else(|| occupied(name))?;
     let service = owned(node, name)?;
     if service.exit_code.is_some() {
         return Err(Status::failed_precondition(format!("service {name} is not running")));
@@ -520,10 +520,15 @@ pub(crate) async fn remove_reserved(node: &Arc<Node>, service: &Owned) -> Result
     node.local().clear(&service.service).await.map_err(internal)?;
     node.state.remove_service(&service.service).map_err(internal)?;
     node.forget_lives(&service.service.id);
+    unlist(node, &service.service).await
+}
+
+/// Takes a service that was removed from this node off the cluster's list.
+pub(crate) async fn unlist(node: &Arc<Node>, service: &Service) -> Result<(), Status> {
     // Should another one have its address, it is that one's. Until the next line nobody else takes it.
-    forward::lead(node, &service.service.addresses()).await.map_err(internal)?;
-    node.place(&service.service, &node.name, service.service.epoch, true).map_err(internal)?;
-    node.events.tell("service", "removed", name, "");
+    forward::lead(node, &service.addresses()).await.map_err(internal)?;
+    node.place(service, &node.name, service.epoch, true).map_err(internal)?;
+    node.events.tell("service", "removed", &service.name, "");
     Ok(())
 }
 
@@ -599,11 +604,19 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                     }
                     other => other?,
                 }
+                // An update may have been cut off between the limits and their record.
+                if service.kept.is_none()
+                    && let Err(error) = node.local().engine.limit(&config).await
+                {
+                    tracing::error!(service = %service.name, error = %error_chain(&error), "it may have other limits than are recorded");
+                }
                 node.watch(&service);
             }
             Ok(state) => {
                 let code = state.exit_code.unwrap_or(-1);
-                node.state.set_exit(&service, code, "ended while godwitd was not running")?;
+                let reason = "ended while godwitd was not running";
+                node.state.set_exit(&service, code, reason)?;
+                node.note_end(&service, code, reason);
                 node.events.tell("service", "died", &service.name, "while godwitd was not running");
                 node.by_policy(&service, Duration::ZERO);
             }

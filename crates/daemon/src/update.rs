@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, UpdateRequest};
+use godwit_migration::Service;
 use tonic::Status;
 
 use crate::convert;
@@ -14,9 +15,8 @@ use crate::status::{internal, status};
 pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<api::Service, Status> {
     let name = convert::service_name(&request.name)?;
     let restart = request.restart.as_deref().map(convert::restart).transpose()?;
-    node.settle(&name).await;
     owned(node, &name)?;
-    let _occupied = node.reserve(&name).await.ok_or_else(|| occupied(&name))?;
+    let _occupied = node.reserve_soon(&name).await.ok_or_else(|| occupied(&name))?;
     let before = owned(node, &name)?;
     if let Some(kept) = &before.service.kept {
         return Err(Status::failed_precondition(format!(
@@ -29,21 +29,25 @@ pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<a
     service.cpu_millis = request.cpu_millis.unwrap_or(service.cpu_millis);
     service.confinement.pids_limit = request.pids_limit.unwrap_or(service.confinement.pids_limit);
     service.restart = restart.unwrap_or(service.restart);
-    if service == before.service {
-        return show(node, before).await;
-    }
     convert::check_limits(&service)?;
     if service.remove && service.restart != godwit_migration::Restart::No {
         return Err(convert::removed_or_restarted());
     }
     if before.exit_code.is_none() {
+        if service.memory_bytes != 0 && service.memory_bytes != before.service.memory_bytes {
+            fits(node, &service).await?;
+        }
         let engine = &node.local().engine;
-        if let Err(error) = engine.limit(&node.local().config(&service)).await {
+        let limit = async |service: &Service| engine.limit(&node.local().config(service)).await;
+        if let Err(error) = limit(&service).await {
             // One that was changed may have been the first of them.
-            if let Err(left) = engine.limit(&node.local().config(&before.service)).await {
+            if let Err(left) = limit(&before.service).await {
                 tracing::error!(service = %name, error = %left, "it has other limits than are recorded");
             }
-            return Err(status(Status::failed_precondition, &error));
+            if owned(node, &name)?.exit_code.is_none() {
+                return Err(status(Status::failed_precondition, &error));
+            }
+            // It has just ended: the limits are for its next start.
         }
     }
     // A move takes from here what the destination gives it.
@@ -52,4 +56,22 @@ pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<a
     }
     node.events.tell("service", "updated", &name, "");
     show(node, owned(node, &name)?).await
+}
+
+/// What a service uses fits into its memory limit; a kernel with cgroups of version 2 would kill one that does not.
+async fn fits(node: &Node, service: &Service) -> Result<(), Status> {
+    let (name, limit) = (&service.name, service.memory_bytes);
+    if let Some(wait) = node.local().waits.of(name).await {
+        return Err(Status::failed_precondition(format!(
+            "service {name} waits for pages that are still on node {}; change its memory limit when they have come",
+            wait.source
+        )));
+    }
+    let usage = node.local().engine.usage(&node.local().config(service)).await.map_err(internal)?;
+    match usage.memory {
+        Some(used) if used > limit => Err(Status::failed_precondition(format!(
+            "service {name} uses {used} bytes of memory, which a limit of {limit} cannot hold"
+        ))),
+        _ => Ok(()),
+    }
 }

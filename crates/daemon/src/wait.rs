@@ -27,23 +27,33 @@ const LONGEST_REASON: usize = 1024;
 pub(crate) async fn anywhere(node: &Arc<Node>, name: &ServiceName) -> Result<api::WaitResponse, Status> {
     let mut pauses = PAUSES;
     let mut heard = Instant::now();
+    // The node that had it last, of those that were asked.
+    let mut last: Option<(String, String)> = None;
     loop {
         let asked = Instant::now();
-        let trouble = match elsewhere(node, name)? {
+        let owner = elsewhere(node, name)?;
+        let trouble = match owner.clone().or_else(|| last.clone().filter(|_| is_not_here(node, name))) {
             None => match here(node, name).await? {
                 Some(ended) => return Ok(ended),
                 None => format!("service {name} has left node {}", node.name),
             },
-            Some((owner, address)) => {
+            Some((of, address)) => {
                 // It may take as long as the service lives.
-                let mut client = node.peers.get_patient(&owner, &address);
+                let mut client = node.peers.get_patient(&of, &address);
                 match client.wait(api::ServiceRequest { name: name.to_string() }).await {
                     Ok(ended) => return Ok(plain(ended.into_inner())),
+                    // Neither is it on the cluster's list any more.
+                    Err(status) if owner.is_none() && status.code() == Code::NotFound => return Err(status),
                     Err(status) => match status.code() {
-                        // It has moved on, which this node will hear.
-                        Code::FailedPrecondition | Code::Unavailable | Code::Cancelled | Code::Unknown => {
+                        // It has moved on, or comes there now, or that node is away.
+                        Code::FailedPrecondition
+                        | Code::NotFound
+                        | Code::Unavailable
+                        | Code::Cancelled
+                        | Code::Unknown => {
+                            last = Some((of.clone(), address));
                             format!(
-                                "node {owner}, which has service {name}, does not answer: {}",
+                                "node {of}, which has service {name}, does not answer: {}",
                                 status.message()
                             )
                         }
@@ -65,19 +75,29 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &ServiceName) -> Result<api
     }
 }
 
-/// Waits for the end of a service of this node; nothing if it leaves.
+/// Neither is it this node's, nor about to be.
+fn is_not_here(node: &Node, name: &ServiceName) -> bool {
+    matches!(node.state.service(name), Ok(None)) && !node.is_arriving(name)
+}
+
+/// Waits for the end of a service of this node; nothing if it leaves, or is on its way.
 pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<Option<api::WaitResponse>, Status> {
     // Both before the first look, so that nothing is missed.
     let (mut ends, mut events) = (node.ends(), node.events.listen());
     let begin = match owned(node, name) {
         Ok(begin) => begin,
-        // Who has lost the connection to this node asks late.
-        Err(status) => return node.removed_at_end(name).map(|end| Some(shown(end))).ok_or(status),
+        Err(status) => {
+            // Who has lost the connection to this node asks late.
+            if let Some(end) = node.removed_at_end(name) {
+                return Ok(Some(shown(end)));
+            }
+            return if is_between(node, name)? { Ok(None) } else { Err(status) };
+        }
     };
     loop {
         let now = node.state.service(name).map_err(internal)?;
         match now.filter(|now| now.service.id == begin.service.id) {
-            None if elsewhere(node, name)?.is_some() => return Ok(None),
+            None if is_between(node, name)? => return Ok(None),
             None => {
                 return Err(Status::not_found(format!(
                     "service {name} was removed, and how it ended is not known"
@@ -108,6 +128,13 @@ pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<Option<api::
             }
         }
     }
+}
+
+/// A service that is not this node's now is on its way here or from here, or on another node.
+fn is_between(node: &Node, name: &ServiceName) -> Result<bool, Status> {
+    Ok(node.is_arriving(name)
+        || node.migration(name).is_some()
+        || node.placement(name).map_err(internal)?.is_some())
 }
 
 fn shown(End { exit_code, reason, .. }: End) -> api::WaitResponse {

@@ -86,6 +86,8 @@ pub(crate) enum Links {
     Refused,
     /// Links are resolved as if the root were `/`.
     InRoot,
+    /// Links that lead out are an error.
+    Beneath,
 }
 
 /// A directory below which names are resolved.
@@ -99,11 +101,17 @@ impl Root {
     /// Opens the directory `path`.
     pub(crate) fn open(path: &Path, links: Links) -> io::Result<Self> {
         let fd = fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self::of(fd, links))
+    }
+
+    /// The directory that is open.
+    pub(crate) fn of(fd: OwnedFd, links: Links) -> Self {
         let resolve = match links {
             Links::Refused => ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
             Links::InRoot => ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+            Links::Beneath => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
         };
-        Ok(Self { fd, resolve })
+        Self { fd, resolve }
     }
 
     /// Opens `path` with `flags`; the empty path is the root.
@@ -120,11 +128,16 @@ impl Root {
 
     /// The absolute path below the root, which stands for `/`, of what `path` leads to.
     pub(crate) fn path_of(&self, path: &[u8]) -> io::Result<PathBuf> {
-        let absolute = |opened: &OwnedFd| {
+        self.path_to(self.open_at(path, OFlags::PATH)?.as_fd())
+    }
+
+    /// The same of what is open.
+    pub(crate) fn path_to(&self, opened: BorrowedFd<'_>) -> io::Result<PathBuf> {
+        let absolute = |opened: BorrowedFd<'_>| {
             fs::readlink(format!("/proc/self/fd/{}", opened.as_raw_fd()), Vec::new())
                 .map(|path| PathBuf::from(OsString::from_vec(path.into_bytes())))
         };
-        let (root, found) = (absolute(&self.fd)?, absolute(&self.open_at(path, OFlags::PATH)?)?);
+        let (root, found) = (absolute(self.fd.as_fd())?, absolute(opened)?);
         let below = found.strip_prefix(&root).map_err(io::Error::other)?;
         Ok(Path::new("/").join(below))
     }
@@ -148,6 +161,12 @@ impl Root {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -271,6 +290,12 @@ impl Node {
             }
         }
         Ok(())
+    }
+}
+
+impl From<OwnedFd> for Node {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
     }
 }
 

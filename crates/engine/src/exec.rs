@@ -14,7 +14,7 @@ use std::process::Stdio;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pty::{self, OpenptFlags};
-use rustix::termios::{self, Winsize};
+use rustix::termios::{self, OptionalActions, Winsize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
@@ -92,6 +92,11 @@ impl Terminal {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let program = rustix::fs::open(&*name, flags, Mode::empty())?;
         termios::tcsetwinsize(&user, size.into())?;
+        // It passes on all that is typed, as a terminal does whose user has started the engine's program: the terminal in the
+        // container is the one that shows what is typed, and makes signals of keys.
+        let mut raw = termios::tcgetattr(&program)?;
+        raw.make_raw();
+        termios::tcsetattr(&program, OptionalActions::Now, &raw)?;
         rustix::fs::fcntl_setfl(&user, rustix::fs::fcntl_getfl(&user)? | OFlags::NONBLOCK)?;
         let end = watch(user, Interest::READABLE | Interest::WRITABLE)?;
         Ok((Self { end }, program))
@@ -180,7 +185,7 @@ mod tests {
     #[tokio::test]
     async fn a_program_on_a_terminal_has_it_for_all_its_streams_and_is_told_of_its_size() {
         let mut shell = Command::new("sh");
-        let script = "test -t 0 && test -t 1 && test -t 2 && stty size; trap 'stty size; exit 7' WINCH; echo ready; while :; do read line; done";
+        let script = "stty sane; test -t 0 && test -t 1 && test -t 2 && stty size; trap 'stty size; exit 7' WINCH; echo ready; while :; do read line; done";
         shell.args(["-c", script]);
         let ExecIo { streams, mut child } =
             start(shell, Some(TerminalSize { rows: 7, columns: 33 })).unwrap();

@@ -72,21 +72,20 @@ impl Processes {
     }
 
     /// Gives it the limits that its definition has.
-    pub(crate) fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+    pub(crate) async fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let cgroup = self.cgroup(config)?;
-        let failed = |what: &str| {
-            let action = format!("limit its {what}");
-            move |source| io_error(&config.name, action, source)
+        let (memory, processes, cpu) =
+            (config.memory_bytes, config.confinement.pids_limit, config.cpu_millis);
+        let limit = move || {
+            // The kernel reclaims at once what a lower limit does not hold.
+            cgroup.limit_memory(memory).map_err(|error| ("memory", error))?;
+            cgroup.limit_processes(processes).map_err(|error| ("processes", error))?;
+            cgroup.limit_cpu(cpu).map_err(|error| ("CPU", error))
         };
-        let needed = self.memory(config)?;
-        if config.memory_bytes != 0 && config.memory_bytes < needed {
-            let too_low =
-                format!("it has {needed} bytes in use, which a limit of {} cannot hold", config.memory_bytes);
-            return Err(failed("memory")(io::Error::other(too_low)));
-        }
-        cgroup.limit_memory(config.memory_bytes).map_err(failed("memory"))?;
-        cgroup.limit_processes(config.confinement.pids_limit).map_err(failed("processes"))?;
-        cgroup.limit_cpu(config.cpu_millis).map_err(failed("CPU"))
+        let limited = tokio::task::spawn_blocking(limit).await;
+        limited
+            .unwrap_or_else(|error| Err(("resources", io::Error::other(error))))
+            .map_err(|(what, source)| io_error(&config.name, format!("limit its {what}"), source))
     }
 
     /// What it uses, with the network of its main process.

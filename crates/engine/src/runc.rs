@@ -357,7 +357,7 @@ impl Engine for Runc {
     }
 
     async fn limit(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        self.processes.limit(config)
+        self.processes.limit(config).await
     }
 
     async fn usage(&self, config: &ContainerConfig) -> Result<Usage, EngineError> {

@@ -1,6 +1,8 @@
 //! `godwit cp`: files to and from services.
 
-mod local;
+mod pack;
+mod pieces;
+mod unpack;
 
 use std::{io, path::PathBuf, process::ExitCode};
 
@@ -11,6 +13,7 @@ use serde_json::json;
 use tokio::{sync::mpsc, task};
 use tokio_stream::wrappers::ReceiverStream;
 
+use self::pieces::{Incoming, Pieces};
 use crate::{client::Connection, global::Global, output};
 
 /// Pieces of an archive under way before whoever makes them waits.
@@ -59,10 +62,13 @@ impl From<&str> for End {
     }
 }
 
-type Pieces = mpsc::Sender<io::Result<Bytes>>;
-
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match (End::from(args.source.as_str()), End::from(args.destination.as_str())) {
+        (End::Service { name, .. }, End::Service { name: to, .. }) if name == to => {
+            bail!(
+                "both ends are in service {name}: `godwit exec {name} cp -r SOURCE DESTINATION` copies within it"
+            )
+        }
         (End::Service { name, path }, End::Service { name: to, path: destination }) => {
             let contents = is_contents(&path);
             let (pieces, incoming) = mpsc::channel(AHEAD);
@@ -77,10 +83,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             let contents = is_contents(&path);
             let (pieces, incoming) = mpsc::channel(AHEAD);
             let taking = task::spawn_blocking(move || match to {
-                End::Local(path) => {
-                    local::unpack(local::Incoming::new(incoming), &path, contents, args.archive)
-                }
-                _ => local::write_out(local::Incoming::new(incoming)),
+                End::Local(path) => unpack::unpack(Incoming::new(incoming), &path, contents, args.archive),
+                _ => unpack::write_out(Incoming::new(incoming)),
             });
             let source = copy_out(global, name, path, pieces).await;
             let taken = taking.await?;
@@ -89,12 +93,17 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         }
         (from @ (End::Local(_) | End::Archive), End::Service { name, path }) => {
             let contents = matches!(&from, End::Local(path) if is_contents(&path.to_string_lossy()));
+            let is_stream = from == End::Archive;
             let (pieces, incoming) = mpsc::channel(AHEAD);
             let making = task::spawn_blocking(move || match from {
-                End::Local(path) => local::pack(&path, contents, pieces),
-                _ => local::read_in(&pieces),
+                End::Local(path) => pack::pack(&path, contents, pieces),
+                _ => pack::read_in(&pieces),
             });
             let into = copy_in(global, args.archive, name, path, contents, incoming).await;
+            if into.is_err() && is_stream {
+                // Standard input may have no end.
+                return into.map(|()| ExitCode::FAILURE);
+            }
             // Where the daemon has failed, this end has been cut off, and says nothing.
             making.await??;
             into?;

@@ -87,7 +87,15 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     if let Some(changes) = changes {
         tokio::spawn(pass_on_sizes(changes, input.clone()));
     }
-    while let Some(output) = outputs.message().await.map_err(|status| connection.explain(&status))? {
+    let (mut terminate, mut hang_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    loop {
+        let output = tokio::select! {
+            output = outputs.message() => output.map_err(|status| connection.explain(&status))?,
+            // The terminal gets back the mode that it had.
+            _ = terminate.recv() => return Ok(ExitCode::from(128 + 15)),
+            _ = hang_up.recv() => return Ok(ExitCode::from(128 + 1)),
+        };
+        let Some(output) = output else { break };
         match output.kind {
             Some(exec_output::Kind::Stdout(data)) => print(global, "stdout", &data)?,
             Some(exec_output::Kind::Stderr(data)) => print(global, "stderr", &data)?,

@@ -16,6 +16,8 @@ const STOPPED: &str = "stopped by `godwit stop`";
 
 /// Ends that who waits for one may fall behind before it has to look.
 pub(super) const ENDS: usize = 256;
+/// How long the end of a service that was removed then is told to who asks late: whose link was broken meanwhile.
+const REMEMBERED: Duration = Duration::from_secs(120);
 
 /// How a life of a service has ended.
 #[derive(Debug, Clone)]
@@ -47,6 +49,8 @@ impl Node {
         // The task finds itself entered.
         let mut transient = self.transient();
         transient.watched += 1;
+        // Another service may have had its name.
+        transient.removed_at_end.retain(|(of, end, _)| *of != service.name || end.id == service.id);
         transient.seen.insert(service.id.clone());
         let number = transient.watched;
         let begun = Instant::now();
@@ -112,7 +116,23 @@ impl Node {
     /// How a service has ended that was removed at its end, if that was not long ago.
     pub(crate) fn removed_at_end(&self, name: &ServiceName) -> Option<End> {
         let transient = self.transient();
-        transient.removed_at_end.iter().rev().find(|(of, _)| of == name).map(|(_, end)| end.clone())
+        let of_name =
+            |(of, _, when): &&(ServiceName, End, Instant)| of == name && when.elapsed() < REMEMBERED;
+        transient.removed_at_end.iter().rev().find(of_name).map(|(_, end, _)| end.clone())
+    }
+
+    /// Tells those who wait for the end of a service, and those who ask late for one that is removed now.
+    pub(crate) fn note_end(&self, service: &Service, exit_code: i32, reason: &str) {
+        let end = End { id: service.id.clone(), exit_code, reason: reason.to_owned() };
+        if service.remove {
+            let mut transient = self.transient();
+            transient.removed_at_end.push_back((service.name.clone(), end.clone(), Instant::now()));
+            if transient.removed_at_end.len() > ENDS {
+                transient.removed_at_end.pop_front();
+            }
+        }
+        // Nobody may wait for it.
+        let _ = self.ends.send(end);
     }
 
     /// Closed when the end of a service that is watched has been noted; nothing where none is.
@@ -192,16 +212,7 @@ impl Node {
         if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "cannot record its exit status");
         }
-        let end = End { id: service.id.clone(), exit_code: code, reason: reason.to_owned() };
-        if service.remove {
-            let mut transient = self.transient();
-            transient.removed_at_end.push_back((service.name.clone(), end.clone()));
-            if transient.removed_at_end.len() > ENDS {
-                transient.removed_at_end.pop_front();
-            }
-        }
-        // Nobody may wait for it.
-        let _ = self.ends.send(end);
+        self.note_end(service, code, reason);
         if let Err(error) = self.local().network.close(service).await {
             tracing::warn!(service = %service.name, error = %error_chain(&error), "its port cannot be closed");
         }

@@ -4,7 +4,10 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
+use super::out::Exactly;
 use super::*;
+
+const CHUNK: usize = 256 << 10;
 
 /// A root filesystem, and a directory beside it which nothing may reach.
 struct Bed {
@@ -25,7 +28,7 @@ impl Bed {
     }
 
     fn filesystem(&self) -> Filesystem {
-        Filesystem::at(&self.root).unwrap()
+        Filesystem::of_ended(&self.root, []).unwrap()
     }
 
     fn out(&self, path: &str) -> Result<Vec<u8>, CopyError> {
@@ -50,7 +53,11 @@ impl Bed {
 
 fn names(archive: &[u8]) -> Vec<String> {
     let mut archive = tar::Archive::new(archive);
-    archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect()
+    let entries = archive.entries().unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
+    names.sort();
+    names
 }
 
 /// An archive of these members: name, kind, link, data.
@@ -210,6 +217,97 @@ fn a_file_that_becomes_shorter_while_it_is_read_fails_the_copy() {
     assert!(contents.read_to_end(&mut read).is_err());
     assert_eq!(read.len(), 10);
     assert!(contents.fault.unwrap().to_string().contains("shorter"));
+}
+
+#[test]
+fn a_link_at_the_destination_is_followed_and_one_below_it_that_leads_out_is_refused() {
+    let bed = Bed::new();
+    symlink("/data/file", bed.root.join("to-file")).unwrap();
+    symlink("/data", bed.root.join("data/deep/absolute")).unwrap();
+    symlink("../deep", bed.root.join("data/deep/relative")).unwrap();
+    bed.put("/to-file", false, &archive(&[("x", Regular, "", "two")])).unwrap();
+    assert_eq!(bed.read("data/file"), "two");
+    assert!(fs::symlink_metadata(bed.root.join("to-file")).unwrap().is_symlink());
+    let within = |name: &str| bed.put("/data", false, &archive(&[(name, Regular, "", "three")]));
+    within("deep/relative/new").unwrap();
+    assert_eq!(bed.read("data/deep/new"), "three");
+    let said = within("deep/absolute/new").unwrap_err().to_string();
+    assert!(said.contains("/data/deep/absolute of the service is a link that leads out"), "{said}");
+}
+
+#[test]
+fn directories_get_their_times_when_the_archive_has_left_them() {
+    let bed = Bed::new();
+    let members = [
+        ("a/", Directory, "", ""),
+        ("a/b/", Directory, "", ""),
+        ("a/b/file", Regular, "", "x"),
+        ("a/c", Regular, "", "x"),
+        ("d/", Directory, "", ""),
+        ("d/file", Regular, "", "x"),
+        ("a/late", Regular, "", "x"),
+    ];
+    bed.put("/data", false, &archive(&members)).unwrap();
+    let time = |path: &str| fs::metadata(bed.root.join("data").join(path)).unwrap().mtime();
+    assert_eq!([time("a/b"), time("d"), time("a/b/file")], [1_000; 3]);
+    assert!(time("a") > 1_000, "it was written to after the archive had left it");
+}
+
+#[test]
+fn nothing_is_copied_to_or_from_mounts_that_are_not_there() {
+    let bed = Bed::new();
+    symlink("/data", bed.root.join("link")).unwrap();
+    symlink("data/deep", bed.root.join("mounted")).unwrap();
+    let filesystem = Filesystem::of_ended(&bed.root, ["/mounted".into(), "/none".into()]).unwrap();
+    let put = |path: &str, name: &str| {
+        let how = CopyIn { path: path.into(), contents: false, keep_owners: false };
+        filesystem.copy_in(&how, &archive(&[(name, Regular, "", "x")])[..])
+    };
+    for (path, name) in [
+        ("/data/deep", "x"),
+        ("/data/deep/x", "x"),
+        ("/link/deep/x", "x"),
+        ("/mounted/x", "x"),
+        ("/data", "deep/x"),
+        ("/", "link/deep/x"),
+        ("/", "none"),
+        ("/none", "x"),
+    ] {
+        let said = put(path, name).map_err(|error| error.to_string());
+        assert!(said.is_err(), "{path} {name}");
+    }
+    assert_eq!(fs::read_dir(bed.root.join("data/deep")).unwrap().count(), 1);
+    assert!(!bed.root.join("none").exists());
+    put("/data", "x").unwrap();
+    let mut out = Vec::new();
+    assert!(filesystem.copy_out(b"/mounted/other", &mut out).is_err());
+    out.clear();
+    filesystem.copy_out(b"/data", &mut out).unwrap();
+    assert_eq!(names(&out), ["data/", "data/deep/", "data/file", "data/link", "data/x"]);
+}
+
+#[test]
+fn a_container_that_ends_meanwhile_fails_the_copy() {
+    let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let filesystem = Filesystem::of_process(process.id()).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().as_os_str().as_encoded_bytes().to_vec();
+    let how = CopyIn { path, contents: false, keep_owners: false };
+    let file = archive(&[("x", Regular, "", "x")]);
+    filesystem.copy_in(&how, &file[..]).unwrap();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(matches!(filesystem.copy_in(&how, &file[..]), Err(CopyError::Ended) | Err(CopyError::Io { .. })));
+    assert!(Filesystem::of_process(process.id()).is_err());
+}
+
+#[test]
+fn files_that_the_kernel_makes_are_passed_over() {
+    let filesystem = Filesystem::of_process(std::process::id()).unwrap();
+    for path in ["/proc/self/status", "/sys", "/proc"] {
+        let said = filesystem.copy_out(path.as_bytes(), io::sink()).unwrap_err().to_string();
+        assert!(said.contains("is made by the kernel"), "{path}: {said}");
+    }
 }
 
 mod any {
