@@ -73,14 +73,17 @@ fn datagrams_that_come_in_the_pause_are_answered_once_over_open_vswitch() {
     let preset = bed.build(Workload::Python);
     fs::write(preset.rootfs.join("program.py"), PROGRAM).unwrap();
     bed.run("a", "echo", ECHO, &preset, &[]);
-    let socket = bed.lab().inside(CLIENT, || UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
-    socket.connect((ECHO, 7)).unwrap();
+    let socket = || {
+        let socket = bed.lab().inside(CLIENT, || UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+        socket.connect((ECHO, 7)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        socket
+    };
+    let asks = socket();
+    wait_for("an answer", || (asks.send(b"first").is_ok() && asks.recv(&mut [0; 16]).is_ok()).then_some(()));
+    // Answers to those that were not waited for come to the other one.
+    let socket = socket();
     let soon = |time| socket.set_read_timeout(Some(Duration::from_millis(time))).unwrap();
-    soon(100);
-    let first = || socket.send(b"first").is_ok() && socket.recv(&mut [0; 16]).is_ok();
-    wait_for("an answer", || first().then_some(()));
-    // Answers to those that were not waited for.
-    while socket.recv(&mut [0; 16]).is_ok() {}
 
     let answer = || {
         let mut data = [0; 16];
