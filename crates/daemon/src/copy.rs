@@ -95,7 +95,8 @@ pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Out
     let (pieces, outgoing) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Handle::current();
-        let to = io::BufWriter::with_capacity(PIECE, Pieces { pieces: pieces.clone(), runtime });
+        let to =
+            io::BufWriter::with_capacity(PIECE, Pieces { pieces: pieces.clone(), runtime, is_shut: false });
         let copied = filesystem.copy_out(request.path.as_bytes(), to);
         if let Err(error) = copied {
             // The user may have gone, or take nothing.
@@ -110,18 +111,25 @@ pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Out
 struct Pieces {
     pieces: mpsc::Sender<Result<CopyOutput, Status>>,
     runtime: tokio::runtime::Handle,
+    /// A piece was not taken: no other is offered.
+    is_shut: bool,
 }
 
 impl Write for Pieces {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let piece = CopyOutput { data: Bytes::copy_from_slice(data) };
+        if self.is_shut {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         // The last place is for an error.
         let free = self.runtime.block_on(tokio::time::timeout(PATIENCE, self.pieces.reserve_many(2)));
-        let mut free = free.map_err(|_| {
-            io::Error::new(io::ErrorKind::TimedOut, format!("nothing of it was taken for {PATIENCE:?}"))
-        })?;
-        let free = free.as_mut().map_err(|_| io::ErrorKind::BrokenPipe)?.next();
-        free.ok_or(io::ErrorKind::BrokenPipe)?.send(Ok(piece));
+        self.is_shut = !matches!(free, Ok(Ok(_)));
+        let mut free = free
+            .map_err(|_| {
+                io::Error::new(io::ErrorKind::TimedOut, format!("nothing of it was taken for {PATIENCE:?}"))
+            })?
+            .map_err(|_| io::ErrorKind::BrokenPipe)?;
+        free.next().ok_or(io::ErrorKind::BrokenPipe)?.send(Ok(piece));
         Ok(data.len())
     }
 

@@ -123,10 +123,7 @@ impl NodeApi for NodeService {
         Ok(Response::new(services::kill(&self.0, &service_name(&name)?, signal).await?))
     }
 
-    async fn wait(
-        &self,
-        request: Request<api::ServiceRequest>,
-    ) -> Result<Response<api::WaitResponse>, Status> {
+    async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
         let name = service_name(&request.into_inner().name)?;
         Ok(Response::new(wait::anywhere(&self.0, &name).await?))
     }

@@ -218,12 +218,10 @@ impl Peer for PeerService {
         Ok(Response::new(migrate::cancel(&self.0, &name).await?))
     }
 
-    async fn wait(
-        &self,
-        request: Request<api::ServiceRequest>,
-    ) -> Result<Response<api::WaitResponse>, Status> {
-        let name = service_name(&request.into_inner().name)?;
-        let ended = wait::here(&self.0, &name).await?;
+    async fn wait(&self, request: Request<api::WaitRequest>) -> Result<Response<api::WaitResponse>, Status> {
+        let api::WaitRequest { name, id } = request.into_inner();
+        let name = service_name(&name)?;
+        let ended = wait::here(&self.0, &name, &id).await?;
         let left = || Status::failed_precondition(format!("service {name} has left node {}", self.0.name));
         Ok(Response::new(ended.ok_or_else(left)?))
     }

@@ -624,6 +624,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                 let reason =
                     "its processes are gone: the machine was restarted, or they were killed with their shim";
                 node.state.set_exit(&service, -1, reason)?;
+                node.note_end(&service, -1, reason);
                 node.state.forget_restarts(&service)?;
                 node.events.tell("service", "died", &service.name, reason);
                 node.by_policy(&service, Duration::ZERO);

@@ -68,9 +68,9 @@ async fn fits(node: &Node, service: &Service) -> Result<(), Status> {
         )));
     }
     let usage = node.local().engine.usage(&node.local().config(service)).await.map_err(internal)?;
-    match usage.memory {
+    match usage.needed_memory {
         Some(used) if used > limit => Err(Status::failed_precondition(format!(
-            "service {name} uses {used} bytes of memory, which a limit of {limit} cannot hold"
+            "service {name} has {used} bytes of memory in use, which a limit of {limit} cannot hold"
         ))),
         _ => Ok(()),
     }

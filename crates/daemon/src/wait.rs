@@ -29,22 +29,36 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &ServiceName) -> Result<api
     let mut heard = Instant::now();
     // The node that had it last, of those that were asked.
     let mut last: Option<(String, String)> = None;
+    // Another one may have its name later.
+    let id = match node.state.service(name).map_err(internal)? {
+        Some(owned) => owned.service.id,
+        None => node.placement(name).map_err(internal)?.map(|placement| placement.id).unwrap_or_default(),
+    };
     loop {
         let asked = Instant::now();
+        let listed = node.placement(name).map_err(internal)?;
+        if listed.is_some_and(|listed| !id.is_empty() && listed.id != id) {
+            return Err(removed(name));
+        }
         let owner = elsewhere(node, name)?;
         let trouble = match owner.clone().or_else(|| last.clone().filter(|_| is_not_here(node, name))) {
-            None => match here(node, name).await? {
+            None => match here(node, name, &id).await? {
                 Some(ended) => return Ok(ended),
                 None => format!("service {name} has left node {}", node.name),
             },
             Some((of, address)) => {
                 // It may take as long as the service lives.
                 let mut client = node.peers.get_patient(&of, &address);
-                match client.wait(api::ServiceRequest { name: name.to_string() }).await {
+                match client.wait(api::WaitRequest { name: name.to_string(), id: id.clone() }).await {
                     Ok(ended) => return Ok(plain(ended.into_inner())),
                     // Neither is it on the cluster's list any more.
                     Err(status) if owner.is_none() && status.code() == Code::NotFound => return Err(status),
                     Err(status) => match status.code() {
+                        Code::Unimplemented | Code::PermissionDenied => {
+                            return Err(Status::failed_precondition(format!(
+                                "service {name} is on node {of}, whose godwitd is older and cannot be waited at: install the same release on both nodes"
+                            )));
+                        }
                         // It has moved on, or comes there now, or that node is away.
                         Code::FailedPrecondition
                         | Code::NotFound
@@ -81,14 +95,23 @@ fn is_not_here(node: &Node, name: &ServiceName) -> bool {
 }
 
 /// Waits for the end of a service of this node; nothing if it leaves, or is on its way.
-pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<Option<api::WaitResponse>, Status> {
+/// `id` says which service is meant, if it is not empty.
+pub(crate) async fn here(
+    node: &Node,
+    name: &ServiceName,
+    id: &str,
+) -> Result<Option<api::WaitResponse>, Status> {
+    let is_meant = |of: &str| id.is_empty() || of == id;
     // Both before the first look, so that nothing is missed.
     let (mut ends, mut events) = (node.ends(), node.events.listen());
     let begin = match owned(node, name) {
-        Ok(begin) => begin,
+        Ok(begin) if is_meant(&begin.service.id) => begin,
+        Ok(_) => return Err(removed(name)),
         Err(status) => {
             // Who has lost the connection to this node asks late.
-            if let Some(end) = node.removed_at_end(name) {
+            let listed = node.placement(name).map_err(internal)?;
+            let end = node.removed_at_end(name).filter(|end| is_meant(&end.id));
+            if let Some(end) = end.filter(|end| listed.is_none_or(|listed| listed.id == end.id)) {
                 return Ok(Some(shown(end)));
             }
             return if is_between(node, name)? { Ok(None) } else { Err(status) };
@@ -98,11 +121,7 @@ pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<Option<api::
         let now = node.state.service(name).map_err(internal)?;
         match now.filter(|now| now.service.id == begin.service.id) {
             None if is_between(node, name)? => return Ok(None),
-            None => {
-                return Err(Status::not_found(format!(
-                    "service {name} was removed, and how it ended is not known"
-                )));
-            }
+            None => return Err(removed(name)),
             Some(now) => {
                 if let Some(exit_code) = now.exit_code {
                     return Ok(Some(api::WaitResponse { exit_code, reason: now.reason }));
@@ -132,9 +151,14 @@ pub(crate) async fn here(node: &Node, name: &ServiceName) -> Result<Option<api::
 
 /// A service that is not this node's now is on its way here or from here, or on another node.
 fn is_between(node: &Node, name: &ServiceName) -> Result<bool, Status> {
-    Ok(node.is_arriving(name)
-        || node.migration(name).is_some()
-        || node.placement(name).map_err(internal)?.is_some())
+    let placement = node.placement(name).map_err(internal)?.filter(|placement| placement.node != node.name);
+    let owner =
+        placement.map(|placement| node.member_address(&placement.node).map_err(internal)).transpose()?;
+    Ok(node.is_arriving(name) || node.migration(name).is_some() || owner.flatten().is_some())
+}
+
+fn removed(name: &ServiceName) -> Status {
+    Status::not_found(format!("service {name} was removed, and how it ended is not known"))
 }
 
 fn shown(End { exit_code, reason, .. }: End) -> api::WaitResponse {

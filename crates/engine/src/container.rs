@@ -229,6 +229,8 @@ pub struct Usage {
     pub cpu: Option<Duration>,
     /// What its memory limit counts, less the page cache that the kernel would drop first, in bytes.
     pub memory: Option<u64>,
+    /// Less all that the kernel can drop, in bytes: what a lower limit has to hold.
+    pub needed_memory: Option<u64>,
     /// Processes and threads.
     pub pids: Option<u64>,
     /// Bytes received and sent by all interfaces but `lo` since its network namespace was made.

@@ -77,10 +77,17 @@ impl Processes {
         let (memory, processes, cpu) =
             (config.memory_bytes, config.confinement.pids_limit, config.cpu_millis);
         let limit = move || {
-            // The kernel reclaims at once what a lower limit does not hold.
-            cgroup.limit_memory(memory).map_err(|error| ("memory", error))?;
             cgroup.limit_processes(processes).map_err(|error| ("processes", error))?;
-            cgroup.limit_cpu(cpu).map_err(|error| ("CPU", error))
+            cgroup.limit_cpu(cpu).map_err(|error| ("CPU", error))?;
+            // A kernel with cgroups of version 2 would kill a process for what a lower limit does not hold.
+            if let Some(needed) =
+                usage::needed_memory(&cgroup).filter(|needed| memory != 0 && *needed > memory)
+            {
+                let why = format!("{needed} bytes are in use, which a limit of {memory} cannot hold");
+                return Err(("memory", io::Error::other(why)));
+            }
+            // It reclaims at once what it can.
+            cgroup.limit_memory(memory).map_err(|error| ("memory", error))
         };
         let limited = tokio::task::spawn_blocking(limit).await;
         limited

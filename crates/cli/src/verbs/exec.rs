@@ -83,17 +83,16 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let answer = connection.node.exec(ReceiverStream::new(requests)).await;
     let mut outputs = answer.map_err(|status| connection.explain(&status))?.into_inner();
     // Dropped before an error is printed.
-    let _raw = if args.tty && args.interactive { Raw::begin()? } else { None };
+    let raw = if args.tty && args.interactive { Raw::begin()? } else { None };
     if let Some(changes) = changes {
         tokio::spawn(pass_on_sizes(changes, input.clone()));
     }
-    let (mut terminate, mut hang_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    let mut signals = Signals::new(raw.is_some())?;
     loop {
         let output = tokio::select! {
             output = outputs.message() => output.map_err(|status| connection.explain(&status))?,
             // The terminal gets back the mode that it had.
-            _ = terminate.recv() => return Ok(ExitCode::from(128 + 15)),
-            _ = hang_up.recv() => return Ok(ExitCode::from(128 + 1)),
+            Some(code) = signals.next() => return Ok(ExitCode::from(code)),
         };
         let Some(output) = output else { break };
         match output.kind {
@@ -122,6 +121,27 @@ fn print(global: &Global, stream: &str, data: &[u8]) -> io::Result<()> {
         let mut out = io::stdout().lock();
         out.write_all(data)?;
         out.flush()
+    }
+}
+
+/// SIGTERM and SIGHUP, where somebody has to end in order: otherwise they end this program as they always do.
+struct Signals(Option<[Signal; 2]>);
+
+impl Signals {
+    fn new(are_caught: bool) -> io::Result<Self> {
+        let both = || Ok([signal(SignalKind::terminate())?, signal(SignalKind::hangup())?]);
+        are_caught.then(both).transpose().map(Self)
+    }
+
+    /// The exit code after the next one.
+    async fn next(&mut self) -> Option<u8> {
+        match &mut self.0 {
+            None => std::future::pending().await,
+            Some([terminate, hang_up]) => tokio::select! {
+                _ = terminate.recv() => Some(128 + 15),
+                _ = hang_up.recv() => Some(128 + 1),
+            },
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use godwit_api::v1::ServiceRequest;
+use godwit_api::v1::WaitRequest;
 use serde_json::json;
 
 use super::each;
@@ -21,7 +21,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     each::each(args.name, global, async |node, name| {
-        let ended = node.wait(ServiceRequest { name: name.clone() }).await?.into_inner();
+        let ended = node.wait(WaitRequest { name: name.clone(), id: String::new() }).await?.into_inner();
         Ok(each::Done {
             line: ended.exit_code.to_string(),
             json: json!({ "name": name, "exit_code": ended.exit_code, "reason": ended.reason }),

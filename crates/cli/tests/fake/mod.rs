@@ -350,7 +350,7 @@ impl Node for Answers {
         }
     }
 
-    async fn wait(&self, request: Request<ServiceRequest>) -> Answer<v1::WaitResponse> {
+    async fn wait(&self, request: Request<v1::WaitRequest>) -> Answer<v1::WaitResponse> {
         match request.into_inner().name.as_str() {
             "missing" => Err(unknown("missing")),
             "killed" => Ok(Response::new(v1::WaitResponse { exit_code: 137, reason: String::new() })),

@@ -80,10 +80,11 @@ impl Place {
         let real =
             found.as_ref().map(|found| root.path_to(found.as_fd())).transpose().map_err(failed("find"))?;
         let is_directory = match &found {
-            Some(found) => {
-                let stat = stat(found.as_fd()).map_err(failed("examine"))?;
-                Some(kind(&stat) == FileType::Directory)
-            }
+            Some(found) => match kind(&stat(found.as_fd()).map_err(failed("examine"))?) {
+                FileType::Directory => Some(true),
+                FileType::RegularFile => Some(false),
+                _ => return Err(CopyError::unfit(path, "is neither a file nor a directory")),
+            },
             None => None,
         };
         let resolved = real.as_deref().map_or(path, |real| relative(real.as_os_str().as_bytes()));
@@ -181,16 +182,26 @@ impl Extracting<'_> {
         CopyError::io(action, &self.full(path), error)
     }
 
+    /// Opens a directory on the way to `path`.
+    fn open(&self, directory: &[u8], path: &[u8]) -> Result<OwnedFd, CopyError> {
+        match self.place.within.directory(directory) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => {}
+            found => return found.map_err(|error| self.io("find the directory of", path, error)),
+        }
+        // An absolute link, which leads from the container's root, may lead to what is below the destination.
+        let (root, full) = (&self.filesystem.root, self.full(directory));
+        let found = root.directory(&full).and_then(|found| Ok((root.path_to(found.as_fd())?, found)));
+        let (real, found) = found.map_err(|error| self.io("find the directory of", path, error))?;
+        match relative(real.as_os_str().as_bytes()).strip_prefix(&self.place.path[..]) {
+            Some(below) if self.place.path.is_empty() || below.is_empty() || below[0] == b'/' => Ok(found),
+            _ => Err(CopyError::unfit(&full, "is a link that leads out of the destination")),
+        }
+    }
+
     /// Opens the directory that a path is in, and splits the name off.
     fn parent<'p>(&self, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), CopyError> {
         let (above, name) = beneath::split(path);
-        let parent = self.place.within.directory(above);
-        let parent = parent.map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::XDEV) => {
-                CopyError::unfit(&self.full(above), "is a link that leads out of the destination")
-            }
-            _ => self.io("find the directory of", path, error),
-        })?;
+        let parent = self.open(above, path)?;
         if let super::Whose::Ended(_) = self.filesystem.whose {
             let full = self.full(path);
             let real = self.filesystem.root.path_to(parent.as_fd());
@@ -254,8 +265,7 @@ impl Extracting<'_> {
             Ok(()) => {}
             Err(Errno::EXIST) => {
                 // One that is there stays as it is; so does a link to one.
-                let there = self.place.within.directory(&path);
-                return there.map(drop).map_err(|error| self.io("use as a directory", &path, error));
+                return self.open(&path, &path).map(drop);
             }
             Err(error) => return Err(self.io("make the directory", &path, error)),
         }
@@ -333,9 +343,10 @@ impl Extracting<'_> {
             let id = u32::try_from(id).ok().filter(|id| *id != u32::MAX);
             id.ok_or_else(|| CopyError::Archive(format!("the owner of {} is out of range", shown(path))))
         };
-        // A process that may rename it may have put something of its own in its place.
+        // A process that may rename it may have put something of its own in its place; a file is known by its descriptor.
         let found = node.statx().map_err(|error| self.io("examine", path, error))?;
-        if kind(&found) != made || found.stx_uid != rustix::process::geteuid().as_raw() {
+        let is_own = made == FileType::RegularFile || found.stx_uid == rustix::process::geteuid().as_raw();
+        if kind(&found) != made || !is_own {
             return Err(CopyError::unfit(&self.full(path), "was replaced while it was copied"));
         }
         let (uid, gid, mode) = match self.how.keep_owners {

@@ -30,20 +30,39 @@ pub(super) fn copy(from: &Filesystem, path: &[u8], to: impl Write) -> Result<Cop
             "is made by the kernel as it is read: `godwit exec` shows it (`cat`)",
         ));
     }
-    let archive = tar::Builder::new(to);
+    let archive = tar::Builder::new(Valve { to, is_shut: false });
     let mut writer = Writer { archive, copied: Copied::default(), from: below.to_vec(), filesystem: from };
-    match kind(&stat) {
-        FileType::Directory => writer.directory(found.as_fd(), &stat, top, 0)?,
-        FileType::RegularFile => writer.file(found.as_fd(), top)?,
-        _ => return Err(CopyError::unfit(below, "is neither a file nor a directory")),
+    let copied = match kind(&stat) {
+        FileType::Directory => writer.directory(found.as_fd(), &stat, top, 0),
+        FileType::RegularFile => writer.file(found.as_fd(), top),
+        _ => Err(CopyError::unfit(below, "is neither a file nor a directory")),
+    };
+    let copied = copied.and_then(|()| {
+        writer.archive.finish().and_then(|()| writer.archive.get_mut().flush()).map_err(CopyError::Gone)
+    });
+    writer.archive.get_mut().is_shut = true;
+    copied.map(|()| writer.copied)
+}
+
+/// Lets an archive through until it is shut: its writer would else write an end when it is dropped, which makes a whole one
+/// of what is not.
+struct Valve<W> {
+    to: W,
+    is_shut: bool,
+}
+
+impl<W: Write> Write for Valve<W> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.is_shut { Err(io::ErrorKind::BrokenPipe.into()) } else { self.to.write(data) }
     }
-    let mut to = writer.archive.into_inner().map_err(CopyError::Gone)?;
-    to.flush().map_err(CopyError::Gone)?;
-    Ok(writer.copied)
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.is_shut { Err(io::ErrorKind::BrokenPipe.into()) } else { self.to.flush() }
+    }
 }
 
 struct Writer<'a, W: Write> {
-    archive: tar::Builder<W>,
+    archive: tar::Builder<Valve<W>>,
     copied: Copied,
     /// What is copied, for messages.
     from: Vec<u8>,

@@ -209,6 +209,17 @@ fn a_file_whose_data_are_cut_off_is_not_there_and_the_one_that_was_stays() {
 }
 
 #[test]
+fn an_archive_that_fails_has_no_end() {
+    let bed = Bed::new();
+    let mut out = Vec::new();
+    nix::unistd::mkfifo(&bed.root.join("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(bed.filesystem().copy_out(b"/fifo", &mut out).is_err());
+    assert_eq!(out.len(), 0);
+    bed.filesystem().copy_out(b"/data/file", &mut out).unwrap();
+    assert_eq!(out.len(), 4 * 512);
+}
+
+#[test]
 fn a_file_that_becomes_shorter_while_it_is_read_fails_the_copy() {
     let scratch = tempfile::tempfile().unwrap();
     scratch.set_len(10).unwrap();
@@ -231,8 +242,23 @@ fn a_link_at_the_destination_is_followed_and_one_below_it_that_leads_out_is_refu
     let within = |name: &str| bed.put("/data", false, &archive(&[(name, Regular, "", "three")]));
     within("deep/relative/new").unwrap();
     assert_eq!(bed.read("data/deep/new"), "three");
-    let said = within("deep/absolute/new").unwrap_err().to_string();
-    assert!(said.contains("/data/deep/absolute of the service is a link that leads out"), "{said}");
+    within("deep/absolute/new").unwrap();
+    assert_eq!(bed.read("data/new"), "three");
+    fs::create_dir(bed.root.join("database")).unwrap();
+    symlink("/database", bed.root.join("data/out")).unwrap();
+    let said = within("out/new").unwrap_err().to_string();
+    assert!(said.contains("/data/out of the service is a link that leads out"), "{said}");
+    // From the root nothing leads out.
+    let members = [("data/out/", Directory, "", ""), ("data/out/new", Regular, "", "four")];
+    bed.put("/", false, &archive(&members)).unwrap();
+    assert_eq!(bed.read("database/new"), "four");
+    assert!(fs::symlink_metadata(bed.root.join("data/out")).unwrap().is_symlink());
+    for path in ["/data/fifo", "/to-fifo"] {
+        let _ = nix::unistd::mkfifo(&bed.root.join("data/fifo"), nix::sys::stat::Mode::S_IRWXU);
+        let _ = symlink("/data/fifo", bed.root.join("to-fifo"));
+        let said = bed.put(path, false, &archive(&[("x", Regular, "", "")])).unwrap_err().to_string();
+        assert!(said.contains("neither a file nor a directory"), "{said}");
+    }
 }
 
 #[test]

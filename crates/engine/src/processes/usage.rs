@@ -14,25 +14,41 @@ pub(super) fn of(cgroup: &Cgroup, pid: u32) -> Usage {
     };
     let number = |controller: &str, file: &str| read(controller, file)?.trim().parse::<u64>().ok();
     let network = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("net/dev")).ok();
-    let (cpu, memory, disk);
+    let (cpu, memory, inactive, dropped, disk);
     if cgroup.is_unified() {
         cpu = read("", "cpu.stat").and_then(|text| field(&text, "usage_usec")).map(Duration::from_micros);
-        memory = number("", "memory.current").zip(inactive(read("", "memory.stat"), "inactive_file"));
+        let stat = read("", "memory.stat");
+        memory = number("", "memory.current");
+        (inactive, dropped) = (
+            sum(stat.as_deref(), &["inactive_file"]),
+            sum(stat.as_deref(), &["inactive_file", "active_file", "slab_reclaimable"]),
+        );
         disk = read("", "io.stat").map(|text| sums(&text, of_io_stat));
     } else {
         cpu = number("cpuacct", "cpuacct.usage").map(Duration::from_nanos);
-        memory = number("memory", "memory.usage_in_bytes")
-            .zip(inactive(read("memory", "memory.stat"), "total_inactive_file"));
+        let stat = read("memory", "memory.stat");
+        memory = number("memory", "memory.usage_in_bytes");
+        (inactive, dropped) = (
+            sum(stat.as_deref(), &["total_inactive_file"]),
+            sum(stat.as_deref(), &["total_inactive_file", "total_active_file"]),
+        );
         disk =
             read("blkio", "blkio.throttle.io_service_bytes_recursive").map(|text| sums(&text, of_io_service));
     }
     Usage {
         cpu,
-        memory: memory.map(|(used, inactive)| used.saturating_sub(inactive)),
+        memory: memory.zip(inactive).map(|(used, inactive)| used.saturating_sub(inactive)),
+        needed_memory: memory.zip(dropped).map(|(used, dropped)| used.saturating_sub(dropped)),
         pids: number("pids", "pids.current"),
         network: network.map(|text| sums(&text, of_interface)),
         disk,
     }
+}
+
+/// What a lower limit of memory has to hold; see [`Usage::needed_memory`].
+pub(super) fn needed_memory(cgroup: &Cgroup) -> Option<u64> {
+    // There is no process 0: its network is not asked for.
+    of(cgroup, 0).needed_memory
 }
 
 /// The number behind a name in lines of names and numbers.
@@ -40,8 +56,9 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-fn inactive(stat: Option<String>, name: &str) -> Option<u64> {
-    field(&stat?, name)
+/// The sum of these fields, all of which must be there.
+fn sum(stat: Option<&str>, names: &[&str]) -> Option<u64> {
+    names.iter().map(|name| field(stat?, name)).sum()
 }
 
 /// The sums of what all lines have.

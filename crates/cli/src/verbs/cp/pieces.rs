@@ -55,3 +55,30 @@ impl Write for Outgoing {
 pub(super) fn cut_off(pieces: &Pieces) {
     let _ = pieces.blocking_send(Err(io::Error::other("it is cut off")));
 }
+
+/// Lets an archive through until it is shut: its writer would else write an end when it is dropped, which makes a whole one
+/// of what is not.
+pub(super) struct Valve<W> {
+    to: W,
+    is_shut: bool,
+}
+
+impl<W> Valve<W> {
+    pub(super) fn new(to: W) -> Self {
+        Self { to, is_shut: false }
+    }
+
+    pub(super) fn shut(&mut self) {
+        self.is_shut = true;
+    }
+}
+
+impl<W: Write> Write for Valve<W> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if self.is_shut { Err(io::ErrorKind::BrokenPipe.into()) } else { self.to.write(data) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.is_shut { Err(io::ErrorKind::BrokenPipe.into()) } else { self.to.flush() }
+    }
+}

@@ -81,6 +81,10 @@ impl Destination {
         if !into && (contents || to.to_string_lossy().ends_with('/')) {
             bail!("{} is not a directory", to.display());
         }
+        // A device or a FIFO is not to be replaced, nor a link to one, as /dev/stdout is.
+        if std::fs::metadata(to).is_ok_and(|found| !found.is_dir() && !found.is_file()) {
+            bail!("{} is neither a file nor a directory; `-` is standard output", to.display());
+        }
         let (directory, rename) = match (into, to.file_name(), to.parent()) {
             (true, ..) => (to, None),
             (false, Some(name), Some(parent)) => (parent, Some(PathBuf::from(name))),

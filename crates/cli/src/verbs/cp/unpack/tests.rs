@@ -145,3 +145,58 @@ fn a_file_that_grows_while_it_is_packed_does_not_write_into_the_archive() {
         read.entries().unwrap().map(|entry| entry?.path().map(PathBuf::from)).collect();
     assert_eq!(names.unwrap().len(), 5);
 }
+
+#[test]
+fn a_file_that_becomes_shorter_while_it_is_packed_is_no_whole_file() {
+    let scratch = tree();
+    let (pieces, mut incoming) = mpsc::channel(1024);
+    // The kernel says 4096 bytes of it, and gives fewer.
+    let shorter = Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
+    assert_eq!(fs::metadata(shorter).unwrap().len(), 4096);
+    let said = format!("{:#}", pack(shorter, false, pieces).unwrap_err());
+    assert!(said.contains("it became shorter"), "{said}");
+    let (mut archive, mut is_cut_off) = (Vec::new(), false);
+    while let Ok(piece) = incoming.try_recv() {
+        match piece {
+            Ok(piece) => archive.extend_from_slice(&piece),
+            Err(_) => is_cut_off = true,
+        }
+    }
+    assert!(is_cut_off);
+    let to = scratch.path().join("there");
+    fs::write(&to, "before").unwrap();
+    assert!(unpack(&archive[..], &to, false, false).is_err());
+    assert_eq!(fs::read_to_string(&to).unwrap(), "before");
+}
+
+#[test]
+fn what_is_no_file_gets_none_in_its_place() {
+    let scratch = tree();
+    let file = packed(&scratch.path().join("source/file"), false);
+    let fifo = scratch.path().join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for to in [&fifo, Path::new("/dev/null")] {
+        let said = unpack(&file[..], to, false, false).unwrap_err().to_string();
+        assert!(said.contains("is neither a file nor a directory"), "{said}");
+    }
+}
+
+#[test]
+fn links_below_what_is_packed_are_not_followed() {
+    let scratch = tree();
+    let outside = scratch.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("secret"), "secret").unwrap();
+    symlink(&outside, scratch.path().join("source/away")).unwrap();
+    symlink(outside.join("secret"), scratch.path().join("source/deep/secret")).unwrap();
+    let archive = packed(&scratch.path().join("source"), false);
+    let mut read = tar::Archive::new(&archive[..]);
+    for entry in read.entries().unwrap() {
+        let mut text = String::new();
+        entry.unwrap().read_to_string(&mut text).unwrap();
+        assert!(!text.contains("secret"));
+    }
+    // What the user has named may be one.
+    symlink(scratch.path().join("source"), scratch.path().join("named")).unwrap();
+    assert!(!packed(&scratch.path().join("named/."), true).is_empty());
+}
