@@ -206,9 +206,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_whose_terminal_is_closed_is_hung_up() {
-        let mut cat = Command::new("cat");
-        cat.kill_on_drop(true);
-        let ExecIo { streams, mut child } = start(cat, Some(TerminalSize { rows: 1, columns: 1 })).unwrap();
+        // One that reads would see its end, too, and may end by that.
+        let mut sleep = Command::new("sleep");
+        sleep.arg("1000").kill_on_drop(true);
+        let ExecIo { streams, mut child } = start(sleep, Some(TerminalSize { rows: 1, columns: 1 })).unwrap();
         drop(streams);
         use std::os::unix::process::ExitStatusExt as _;
         assert_eq!(child.wait().await.unwrap().signal(), Some(libc::SIGHUP));
