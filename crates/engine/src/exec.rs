@@ -156,6 +156,10 @@ pub(crate) fn start(mut program: Command, terminal: Option<TerminalSize>) -> io:
     // SAFETY: between fork and exec only system calls are made. Standard input is the terminal by then.
     unsafe {
         program.pre_exec(|| {
+            // Who has started godwitd may have it ignored, which its children would inherit.
+            if libc::signal(libc::SIGHUP, libc::SIG_DFL) == libc::SIG_ERR {
+                return Err(io::Error::last_os_error());
+            }
             rustix::process::setsid()?;
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             Ok(())
