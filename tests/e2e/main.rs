@@ -48,6 +48,7 @@ mod postgres;
 mod python;
 mod random_faults;
 mod redis;
+mod registry;
 mod restarts;
 mod shared;
 mod stale;

@@ -25,7 +25,7 @@ Exit codes:
   exec ends with the exit code of the command it ran.
 
 Examples:
-  godwit run --name redis --ip 10.88.0.10 --image redis.tar -- redis-server --bind 0.0.0.0
+  godwit run --name redis --ip 10.88.0.10 redis:7
   godwit migrate redis --to b
   godwit ps -a --json"
 )]
@@ -60,8 +60,9 @@ pub(crate) enum Verb {
     Resolve(verbs::resolve::Args),
     Nodes(verbs::nodes::Args),
     Network(verbs::network::Args),
+    Pull(verbs::pull::Args),
     Image(verbs::image::Args),
-    /// List the image layers of this node; the same as `image ls`
+    /// List the images of this node; the same as `image ls`
     Images,
     Volume(verbs::volume::Args),
     Events(verbs::events::Args),
@@ -109,8 +110,9 @@ impl Verb {
             Self::Resolve(args) => verbs::resolve::run(args, global).await,
             Self::Nodes(args) => verbs::nodes::run(args, global).await,
             Self::Network(args) => verbs::network::run(args, global).await,
+            Self::Pull(args) => verbs::pull::run(args, global).await,
             Self::Image(args) => verbs::image::run(args, global).await,
-            Self::Images => verbs::image::list(global).await,
+            Self::Images => verbs::image::images(global).await,
             Self::Volume(args) => verbs::volume::run(args, global).await,
             Self::Events(args) => verbs::events::run(args, global).await,
             Self::Doctor(args) => verbs::doctor::run(args, global).await,

@@ -7,6 +7,7 @@
 //!   verbs/          one file per verb
 //!   companion.rs    the programs that a verb executes: godwitd, godwit-lab
 //!   habits.rs       what users of Podman and Docker type, and what to type instead
+//!   registry.rs     images from registries
 //!   terminal.rs     the user's terminal, for `exec --tty`
 //!
 //!   shared with godwit-lab:
@@ -34,6 +35,7 @@ pub mod migration;
 pub mod output;
 pub mod program;
 pub mod progress;
+mod registry;
 mod terminal;
 pub mod values;
 mod verbs;

@@ -64,10 +64,6 @@ pub enum ValueError {
         "what becomes of a bind mount in a move is skip or shared: skip for what the destination has under the same path, shared for storage that both nodes have"
     )]
     OnMove,
-    #[error(
-        "there is no such archive or image layout here, and godwit does not pull from registries; fetch it first, for example with `skopeo copy docker://{reference} oci-archive:image.tar`, and give --image image.tar"
-    )]
-    Reference { reference: String },
     #[error("write a time as 10m, 2h, 1d ago, as seconds since 1970, or as 2026-01-31T12:00:00Z")]
     Time,
     #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
@@ -337,13 +333,33 @@ pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
     Ok(mount)
 }
 
-/// The path of an archive or an image layout directory; said here what a registry's reference is not.
-pub(crate) fn image(text: &str) -> Result<String, ValueError> {
-    let path = absolute(text)?;
-    if !text.starts_with(['/', '.']) && !path.exists() {
-        return Err(ValueError::Reference { reference: text.to_owned() });
+/// Where an image is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Image {
+    /// The absolute path of an archive or an image layout directory.
+    Path(String),
+    /// In a registry, or on the node, as the user has written it.
+    Reference(String),
+}
+
+/// An image, which is a file if there is one of this name.
+pub(crate) fn image(text: &str) -> Result<Image, ValueError> {
+    if let Some(reference) = text.strip_prefix("docker://") {
+        return Ok(Image::Reference(reference.to_owned()));
     }
-    Ok(path.to_string_lossy().into_owned())
+    let transport = ["oci-archive:", "oci:"].into_iter().find_map(|transport| text.strip_prefix(transport));
+    let path = absolute(transport.unwrap_or(text))?;
+    // `ARCHIVE:NAME` names one of several images.
+    let file = text.rsplit_once(':').map_or(text, |(file, _)| file);
+    let is_path = transport.is_some()
+        || text.starts_with(['/', '.'])
+        || path.exists()
+        || (!file.is_empty() && Path::new(file).exists());
+    Ok(if is_path {
+        Image::Path(path.to_string_lossy().into_owned())
+    } else {
+        Image::Reference(text.to_owned())
+    })
 }
 
 /// A path inside the container.
@@ -430,12 +446,11 @@ fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
-/// A name for a service that the user did not name: from its command, with four random digits.
-pub(crate) fn invented_name(command: &[String]) -> io::Result<String> {
+/// A name for a service that the user did not name: from its image's or its program's, with four random digits.
+pub(crate) fn invented_name(from: &str) -> io::Result<String> {
     let mut random = [0; 2];
     io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut random)?;
-    let program = command.first().map(String::as_str).unwrap_or_default();
-    let base: String = Path::new(program)
+    let base: String = Path::new(from)
         .file_name()
         .map(|name| name.to_string_lossy().to_ascii_lowercase())
         .unwrap_or_default()

@@ -137,11 +137,11 @@ fn moments_are_ages_seconds_or_rfc_3339() {
 
 #[test]
 fn an_invented_name_comes_from_the_command() {
-    let name = invented_name(&["/usr/bin/Redis-Server".to_owned()]).unwrap();
+    let name = invented_name("/usr/bin/Redis-Server").unwrap();
     let (base, digits) = name.rsplit_once('-').unwrap();
     assert_eq!(base, "redisserver");
     assert_eq!(digits.len(), 4);
-    assert!(invented_name(&[]).unwrap().starts_with("service-"));
+    assert!(invented_name("").unwrap().starts_with("service-"));
 }
 
 #[test]
@@ -196,11 +196,13 @@ fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path
         assert_eq!(volume(path).unwrap().kind, "bind");
     }
     for reference in ["redis", "docker.io/library/redis:7", "quay.io/x/y"] {
-        let said = image(reference).unwrap_err().to_string();
-        assert!(said.contains(&format!("skopeo copy docker://{reference}")), "{said}");
+        assert_eq!(image(reference), Ok(Image::Reference(reference.to_owned())));
+        assert_eq!(image(&format!("docker://{reference}")), Ok(Image::Reference(reference.to_owned())));
     }
-    for path in ["/no/such/archive.tar", "./no-such.tar", "src"] {
-        assert!(image(path).unwrap().starts_with('/'), "{path}");
+    for path in
+        ["/no/such/archive.tar", "./no-such.tar", "src", "src:latest", "oci:no-such", "oci-archive:x.tar"]
+    {
+        assert!(matches!(image(path), Ok(Image::Path(path)) if path.starts_with('/')), "{path}");
     }
 }
 

@@ -143,7 +143,7 @@ async fn wrong_values_are_refused_before_the_daemon_is_asked() {
         (&["run", "--image", "/i", "--cpus", "0"], "a number of CPUs is decimal"),
         (&["run", "--image", "/i", "-p", "80"], "write HOST:CONTAINER"),
         (&["run", "--image", "/i", "--ip", "10.88.0"], "invalid IPv4 address"),
-        (&["run", "--name", "x"], "--rootfs <DIR>|--image <PATH>"),
+        (&["run", "--name", "x"], "--rootfs <DIR>|--image <IMAGE>|IMAGE COMMAND"),
         (&["run", "--image", "/i", "--rootfs", "/r"], "cannot be used with"),
         (&["migrate", "redis"], "--to <NODE>"),
         (&["migrate", "redis", "--to", "b", "--mode", "warm"], "cold"),

@@ -145,10 +145,11 @@ async fn cp_writes_files_of_a_service_to_this_machine_or_into_another_service() 
 #[tokio::test]
 async fn verbs_of_podman_that_there_are_not_are_refused_with_what_to_type() {
     let fake = Fake::start();
-    let refused = fake.run(&["pull", "redis"]).await;
+    let refused = fake.run(&["push", "redis"]).await;
     assert_eq!(refused.code, 2);
     assert!(
-        refused.stderr.starts_with("Error: godwit has no `pull`: ") && refused.stderr.contains("skopeo copy"),
+        refused.stderr.starts_with("Error: godwit has no `push`: ")
+            && refused.stderr.contains("a service that moves"),
         "{refused:?}"
     );
     let listed = fake.run(&["images"]).await;

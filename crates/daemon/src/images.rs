@@ -1,245 +1,79 @@
-//! The layers of images on this node: listed, removed on request, and collected by themselves.
+//! Images of this node by name: those that `godwit pull` and `godwit run REFERENCE` have brought from registries.
 //!
-//! A layer is in use while a service of this node or an unfinished migration names it. An unused one stays for some time,
-//! so that a service that comes back brings no layers along; for less time when the disk runs short.
+//! The client pulls, with its user's credentials, and hands over a layout; here it is verified and unpacked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use godwit_api::v1 as api;
-use godwit_engine::image::{Collector, Digest, Store, StoredLayer};
+use godwit_engine::image::{Digest, NamedImage};
 use tonic::Status;
 
 use crate::node::Node;
-use crate::status::internal;
+use crate::status::{internal, invalid};
 
-/// How often unused layers are looked for.
-const PERIOD: Duration = Duration::from_secs(600);
-/// Below this part of the disk unused layers go, whatever their age, until [`ENOUGH_FREE`] is free: the thresholds
-/// at which the kubelet collects images (its documentation, "Garbage collection of images").
-const LITTLE_FREE: f64 = 0.15;
-const ENOUGH_FREE: f64 = 0.20;
-/// How long a request to remove waits for services that are being created or arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// More than any registry has in a reference, bytes.
+const MAX_REFERENCE: usize = 1024;
 
-/// The layers that services and unfinished migrations of this node name, with the names of the services.
-fn used(node: &Node) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {
-    let services = node.state.services().map_err(internal)?.into_iter().map(|owned| owned.service);
-    let migrating =
-        node.local().journal.unfinished().map_err(internal)?.into_iter().map(|entry| entry.service);
-    let mut used: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for service in services.chain(migrating) {
-        for layer in &service.layers {
-            let digest = layer.parse().map_err(internal)?;
-            used.entry(digest).or_default().insert(service.name.to_string());
-        }
+/// Takes an image from a layout and notes its name.
+pub(crate) async fn add(node: &Arc<Node>, request: api::ImageAddRequest) -> Result<api::Image, Status> {
+    let api::ImageAddRequest { path, reference, digest } = request;
+    if !Path::new(&path).is_absolute() {
+        return Err(Status::invalid_argument(format!("{path} is not an absolute path")));
     }
-    Ok(used)
+    if reference.is_empty() || reference.len() > MAX_REFERENCE || reference.contains(char::is_control) {
+        return Err(Status::invalid_argument(
+            "an image needs a reference of at most 1024 printable characters",
+        ));
+    }
+    let digest: Digest = digest.parse().map_err(invalid)?;
+    let store = Arc::clone(&node.local().store);
+    let named = tokio::task::spawn_blocking(move || {
+        // Its layers are in use by nobody before the name is noted.
+        let _hold = store.hold();
+        let mut image = store.import_oci(Path::new(&path)).map_err(invalid)?;
+        image.reference = reference;
+        store.name(digest, image).map_err(internal)
+    });
+    let named = named.await.map_err(internal)??;
+    shown(node, vec![named])
+        .await?
+        .pop()
+        .ok_or_else(|| Status::internal("an image has gone while it was added"))
 }
 
-/// The layers of this node, those used last first.
-pub(crate) async fn list(node: &Arc<Node>) -> Result<Vec<api::ImageLayer>, Status> {
+/// The images of this node that have names.
+pub(crate) async fn list(node: &Arc<Node>) -> Result<Vec<api::Image>, Status> {
+    let store = Arc::clone(&node.local().store);
+    let named =
+        tokio::task::spawn_blocking(move || store.all_named()).await.map_err(internal)?.map_err(internal)?;
+    shown(node, named).await
+}
+
+async fn shown(node: &Arc<Node>, images: Vec<NamedImage>) -> Result<Vec<api::Image>, Status> {
     let store = Arc::clone(&node.local().store);
     let layers =
         tokio::task::spawn_blocking(move || store.layers()).await.map_err(internal)?.map_err(internal)?;
-    let used = used(node)?;
-    let entry = |layer: StoredLayer| api::ImageLayer {
-        services: used.get(&layer.digest).into_iter().flatten().cloned().collect(),
-        digest: layer.digest.to_string(),
-        bytes: layer.bytes,
-        last_used_ms: milliseconds(layer.last_used),
+    let sizes: BTreeMap<_, _> = layers.into_iter().map(|layer| (layer.digest, layer.bytes)).collect();
+    let services = node.state.services().map_err(internal)?;
+    let entry = |named: NamedImage| {
+        let image = named.image;
+        let layers: Vec<_> = image.layers.iter().map(ToString::to_string).collect();
+        let runs = services.iter().map(|owned| &owned.service).filter(|service| service.layers == layers);
+        api::Image {
+            services: runs.map(|service| service.name.to_string()).collect(),
+            reference: image.reference,
+            digest: named.digest.to_string(),
+            architecture: image.architecture,
+            bytes: image
+                .layers
+                .iter()
+                .filter_map(|layer| sizes.get(layer))
+                .fold(0, |all, bytes| all.saturating_add(*bytes)),
+            pulled_ms: named.pulled_ms,
+            layers,
+        }
     };
-    Ok(layers.into_iter().rev().map(entry).collect())
-}
-
-fn milliseconds(time: SystemTime) -> i64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// Removes these layers, or all that are not in use when none is named. Either all of them go or, with the reason,
-/// none.
-pub(crate) async fn remove(node: &Arc<Node>, wanted: &[String]) -> Result<Vec<api::ImageLayer>, Status> {
-    let begun = tokio::time::Instant::now();
-    loop {
-        let (this, wanted) = (Arc::clone(node), wanted.to_vec());
-        let removed =
-            tokio::task::spawn_blocking(move || remove_now(&this, &wanted)).await.map_err(internal)??;
-        if let Some(removed) = removed {
-            return Ok(removed);
-        }
-        if begun.elapsed() > PATIENCE {
-            return Err(Status::unavailable(
-                "a service is being created or is arriving, and needs its layers; try again when that has ended",
-            ));
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-/// `None`: another task holds the layers now.
-fn remove_now(node: &Node, wanted: &[String]) -> Result<Option<Vec<api::ImageLayer>>, Status> {
-    let store = &node.local().store;
-    let Some(mut collector) = store.collector() else { return Ok(None) };
-    let used = used(node)?;
-    let layers = store.layers().map_err(internal)?;
-    let chosen: Vec<StoredLayer> = if wanted.is_empty() {
-        layers.into_iter().filter(|layer| !used.contains_key(&layer.digest)).collect()
-    } else {
-        wanted.iter().map(|wanted| choose(wanted, &layers, &used)).collect::<Result<_, _>>()?
-    };
-    take_out(&mut collector, &chosen)?;
-    collector.delete().map_err(internal)?;
-    let entry = |layer: StoredLayer| api::ImageLayer {
-        services: Vec::new(),
-        digest: layer.digest.to_string(),
-        bytes: layer.bytes,
-        last_used_ms: milliseconds(layer.last_used),
-    };
-    Ok(Some(chosen.into_iter().map(entry).collect()))
-}
-
-fn take_out(collector: &mut Collector<'_>, layers: &[StoredLayer]) -> Result<(), Status> {
-    layers.iter().try_for_each(|layer| collector.remove(&layer.digest)).map_err(internal)
-}
-
-/// The layer that a user means by a digest or its beginning.
-fn choose(
-    wanted: &str,
-    layers: &[StoredLayer],
-    used: &BTreeMap<Digest, BTreeSet<String>>,
-) -> Result<StoredLayer, Status> {
-    let hex = wanted.strip_prefix("sha256:").unwrap_or(wanted);
-    let mut matching = layers.iter().filter(|layer| !hex.is_empty() && layer.digest.hex().starts_with(hex));
-    let (Some(layer), None) = (matching.next(), matching.next()) else {
-        return Err(Status::not_found(format!(
-            "{wanted:?} is not the beginning of exactly one layer's digest; `godwit image ls` lists the layers of this node"
-        )));
-    };
-    if let Some(services) = used.get(&layer.digest) {
-        let services: Vec<_> = services.iter().map(String::as_str).collect();
-        return Err(Status::failed_precondition(format!(
-            "layer {} is used by {}; remove or migrate that first",
-            layer.digest,
-            services.join(", ")
-        )));
-    }
-    Ok(layer.clone())
-}
-
-/// Removes unused layers, as long as the daemon runs.
-pub(crate) async fn tend(node: &Arc<Node>, keep: Duration) {
-    let mut clock = tokio::time::interval(PERIOD);
-    loop {
-        clock.tick().await;
-        let this = Arc::clone(node);
-        match tokio::task::spawn_blocking(move || collect(&this, keep)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(error = error.message(), "unused layers cannot be removed"),
-            Err(error) => tracing::error!(%error, "unused layers cannot be removed"),
-        }
-    }
-}
-
-/// One run; when another task holds the layers, the next run does the work.
-fn collect(node: &Node, keep: Duration) -> Result<(), Status> {
-    let store = &node.local().store;
-    let Some(mut collector) = store.collector() else { return Ok(()) };
-    let used = used(node)?;
-    // In this way their last use is known to within a period.
-    used.keys().try_for_each(|digest| store.touch(digest)).map_err(internal)?;
-    let unused: Vec<_> = store
-        .layers()
-        .map_err(internal)?
-        .into_iter()
-        .filter(|layer| !used.contains_key(&layer.digest))
-        .collect();
-    let going = going(&unused, SystemTime::now(), keep, shortage(store)?);
-    if going.is_empty() {
-        return Ok(());
-    }
-    let bytes: u64 = going.iter().map(|layer| layer.bytes).fold(0, u64::saturating_add);
-    take_out(&mut collector, going)?;
-    tracing::info!(layers = going.len(), bytes, "layers that no service used lately are removed");
-    collector.delete().map_err(internal)
-}
-
-/// Of unused layers, in the order of their last use, those that go: the ones that are older than `keep`, and further
-/// ones until `shortage` bytes are free.
-fn going(unused: &[StoredLayer], now: SystemTime, keep: Duration, shortage: u64) -> &[StoredLayer] {
-    let mut freed: u64 = 0;
-    let stays = unused.iter().position(|layer| {
-        // A time in the future is that of a clock that was put back.
-        let is_old = now.duration_since(layer.last_used).is_ok_and(|age| age >= keep);
-        let stays = !is_old && freed >= shortage;
-        freed = freed.saturating_add(layer.bytes);
-        stays
-    });
-    &unused[..stays.unwrap_or(unused.len())]
-}
-
-/// Bytes that have to become free on the store's disk; 0 while enough are.
-fn shortage(store: &Store) -> Result<u64, Status> {
-    let (free, all) = store.space().map_err(internal)?;
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let part = |part: f64| (all as f64 * part) as u64;
-    Ok(if free < part(LITTLE_FREE) { part(ENOUGH_FREE).saturating_sub(free) } else { 0 })
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    const DAY: Duration = Duration::from_secs(24 * 3600);
-
-    fn layers(ages: &[u32]) -> (Vec<StoredLayer>, SystemTime) {
-        let now = UNIX_EPOCH + 1000 * DAY;
-        let layer = |&days: &u32| StoredLayer {
-            digest: format!("sha256:{:064x}", days).parse().unwrap(),
-            bytes: 10,
-            last_used: now - days * DAY,
-        };
-        (ages.iter().map(layer).collect(), now)
-    }
-
-    #[test]
-    fn what_was_not_used_for_long_goes_and_the_rest_stays_while_there_is_room() {
-        let (unused, now) = layers(&[9, 7, 3, 0]);
-        assert_eq!(going(&unused, now, 7 * DAY, 0).len(), 2);
-        assert!(going(&unused, now, 10 * DAY, 0).is_empty());
-        assert_eq!(going(&unused, now, Duration::ZERO, 0).len(), 4);
-    }
-
-    #[test]
-    fn when_the_disk_is_short_as_many_go_as_are_needed_the_oldest_first() {
-        let (unused, now) = layers(&[9, 7, 3, 0]);
-        for (shortage, count) in [(1, 2), (20, 2), (21, 3), (30, 3), (1000, 4)] {
-            assert_eq!(going(&unused, now, 7 * DAY, shortage).len(), count, "{shortage}");
-        }
-    }
-
-    #[test]
-    fn a_layer_from_the_future_stays() {
-        let (mut unused, now) = layers(&[0]);
-        unused[0].last_used = now + DAY;
-        assert!(going(&unused, now, Duration::ZERO, 0).is_empty());
-        assert_eq!(going(&unused, now, Duration::ZERO, 1).len(), 1);
-    }
-
-    #[test]
-    fn a_layer_is_chosen_by_the_beginning_of_its_digest_if_nobody_uses_it() {
-        let (all, _) = layers(&[1, 0x11]);
-        let mut used = BTreeMap::new();
-        let whole = all[1].digest.to_string();
-        assert_eq!(choose(&whole, &all, &used).unwrap(), all[1]);
-        assert_eq!(choose(&whole["sha256:".len()..], &all, &used).unwrap(), all[1]);
-        for wrong in ["", "0", "f", "sha256:"] {
-            let refused = choose(wrong, &all, &used).unwrap_err();
-            assert!(refused.message().contains("exactly one"), "{wrong}: {refused}");
-        }
-        used.insert(all[1].digest.clone(), BTreeSet::from(["db".to_owned(), "web".to_owned()]));
-        assert!(choose(&whole, &all, &used).unwrap_err().message().contains("used by db, web"));
-    }
+    Ok(images.into_iter().map(entry).collect())
 }

@@ -32,6 +32,7 @@ mod exec;
 mod images;
 mod introduced;
 mod join;
+mod layers;
 mod logs;
 mod migrate;
 mod network;

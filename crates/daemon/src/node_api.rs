@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, capture, check, connections, copy, directory, doctor, exec, images, join, logs, migrate,
+    adopt, capture, check, connections, copy, directory, doctor, exec, images, join, layers, logs, migrate,
     network_changes, removals, restart, stats, update, volumes, wait,
 };
 
@@ -274,15 +274,22 @@ impl NodeApi for NodeService {
         &self,
         _: Request<api::ImageListRequest>,
     ) -> Result<Response<api::ImageListResponse>, Status> {
-        Ok(Response::new(api::ImageListResponse { layers: images::list(&self.0).await? }))
+        let (layers, images) = (layers::list(&self.0).await?, images::list(&self.0).await?);
+        Ok(Response::new(api::ImageListResponse { layers, images }))
+    }
+
+    async fn image_add(
+        &self,
+        request: Request<api::ImageAddRequest>,
+    ) -> Result<Response<api::Image>, Status> {
+        Ok(Response::new(images::add(&self.0, request.into_inner()).await?))
     }
 
     async fn image_remove(
         &self,
         request: Request<api::ImageRemoveRequest>,
     ) -> Result<Response<api::ImageRemoveResponse>, Status> {
-        let removed = images::remove(&self.0, &request.into_inner().layers).await?;
-        Ok(Response::new(api::ImageRemoveResponse { removed }))
+        Ok(Response::new(layers::remove(&self.0, &request.into_inner().layers).await?))
     }
 
     async fn volume_create(

@@ -44,7 +44,7 @@ use crate::own::{Asked, Own};
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::state::State;
 use crate::verbs::Listed;
-use crate::{cluster, directory, images, join, peers, renew, services};
+use crate::{cluster, directory, join, layers, peers, renew, services};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -111,7 +111,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         () = join::invite(Arc::clone(&node), inviting) => Ok(()),
         () = cluster::run(Arc::clone(&node)) => Ok(()),
         () = relieve(&node) => Ok(()),
-        () = images::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
+        () = layers::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
         reason = ends_at_once(&node) => Err(anyhow::anyhow!(reason)),
         () = renew::run(&node) => Ok(()),
         error = node.networks().failed() => Err(error).context("the uplink cannot be watched"),

@@ -204,11 +204,20 @@ fn check_volumes(node: &Node, request: &RunRequest, silent: &[String]) -> Result
 async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {
     let store = Arc::clone(&node.local().store);
     let source = request.source.clone().ok_or_else(|| {
-        Status::invalid_argument("a service needs a root filesystem: give --rootfs DIR or --image ARCHIVE")
+        Status::invalid_argument("a service needs a root filesystem: give an image or --rootfs DIR")
     })?;
     let (path, is_rootfs) = match source {
         Source::Rootfs(path) => (path, true),
         Source::Image(path) => (path, false),
+        Source::Reference(reference) => {
+            return match off_worker(|| store.named(&reference)).map_err(internal)? {
+                Some(named) => Ok((named.image, reference)),
+                None => Err(Status::not_found(format!(
+                    "node {} has no image {reference}; `godwit pull {reference}` there brings it from its registry",
+                    node.name
+                ))),
+            };
+        }
     };
     if !Path::new(&path).is_absolute() {
         return Err(Status::invalid_argument(format!("{path} is not an absolute path")));

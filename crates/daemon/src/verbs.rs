@@ -59,6 +59,7 @@ const NODE: &[(&str, Who)] = &[
     ("NetworkCreate", Who::Operator),
     ("NetworkList", Who::Operator),
     ("NetworkRemove", Who::Operator),
+    ("ImageAdd", Who::Operator),
     ("ImageList", Who::Operator),
     ("ImageRemove", Who::Operator),
     ("VolumeCreate", Who::Operator),

@@ -5,6 +5,7 @@
 //!         layers/sha256/<hex>/      the same layers unpacked, for overlayfs; <hex> is the blob's
 //!         diff_ids/sha256/<hex>     digest of the layer's tar stream and its bytes, a line each; the file's time
 //!                                   of change is that of the layer's last use
+//!         names/<hex>               images by name: `named.rs`
 //!         tmp/                      what is being made; emptied when a store is opened
 //!         lock                      held shared by every user, alone while tmp is emptied
 //! ```
@@ -23,6 +24,7 @@ pub(crate) mod devices;
 mod digest;
 mod error;
 mod layer;
+mod named;
 mod oci;
 mod store;
 
@@ -33,6 +35,7 @@ pub use collect::{Collector, Hold, StoredLayer};
 pub use digest::{Digest, DigestError};
 pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
+pub use named::NamedImage;
 pub use store::{BlobWriter, Store};
 
 use std::collections::BTreeMap;

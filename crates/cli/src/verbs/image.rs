@@ -1,24 +1,25 @@
-//! `godwit image`: the layers of images that a node has.
+//! `godwit image`: the images and the layers that a node has.
 
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use godwit_api::v1::{ImageLayer, ImageListRequest, ImageRemoveRequest};
+use godwit_api::v1::{ImageListRequest, ImageListResponse, ImageRemoveRequest, ImageRemoveResponse};
 
 use crate::{
     client::Connection,
     global::Global,
     output::{self, Table},
+    registry,
 };
 
 /// Hexadecimal digits of a digest in a table.
 const SHOWN_DIGITS: usize = 12;
 
-/// List and remove the image layers of a node
+/// List and remove the images and layers of a node
 ///
-/// Layers come with `godwit run` and with services that arrive. Unused layers stay for some time, so that a service
-/// that comes back does not send them again. Then godwitd removes them (`godwitd serve --keep-layers`), earlier when
-/// the disk runs short.
+/// Images come with `godwit pull` and `godwit run`, layers also with services that arrive. What was pulled stays until the
+/// disk runs short. Other unused layers stay for some time, so that a service that comes back does not send them again.
+/// Then godwitd removes them (`godwitd serve --keep-layers`), earlier when the disk runs short.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,34 +28,68 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum ImageVerb {
-    /// List the layers of this node and the services that use them
+    /// List the images of this node and the services that run them
     #[command(visible_alias = "list")]
-    Ls,
-    /// Remove layers that no service uses
+    Ls(List),
+    /// Remove images and layers; what services use stays
     Rm(Remove),
-    /// Remove all layers that no service uses
+    /// Remove all images and layers that no service uses
     Prune,
 }
 
 #[derive(Debug, clap::Args)]
+struct List {
+    /// List layers, also those of services that arrived or were run from a file
+    #[arg(long)]
+    layers: bool,
+}
+
+#[derive(Debug, clap::Args)]
 struct Remove {
-    /// Digests, or their beginnings
-    #[arg(required = true, value_name = "LAYER")]
+    /// Images, digests of layers, or their beginnings
+    #[arg(required = true, value_name = "IMAGE|LAYER")]
     layers: Vec<String>,
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match args.verb {
-        ImageVerb::Ls => list(global).await,
+        ImageVerb::Ls(List { layers: false }) => images(global).await,
+        ImageVerb::Ls(List { layers: true }) => layers(global).await,
         ImageVerb::Rm(args) => remove(args.layers, global).await,
         ImageVerb::Prune => remove(Vec::new(), global).await,
     }
 }
 
-pub(crate) async fn list(global: &Global) -> anyhow::Result<ExitCode> {
+async fn list(global: &Global) -> anyhow::Result<ImageListResponse> {
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.image_list(ImageListRequest {}).await;
-    let layers = answer.map_err(|status| connection.explain(&status))?.into_inner().layers;
+    Ok(answer.map_err(|status| connection.explain(&status))?.into_inner())
+}
+
+/// `godwit images`.
+pub(crate) async fn images(global: &Global) -> anyhow::Result<ExitCode> {
+    let images = list(global).await?.images;
+    if global.json {
+        output::json(&images)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(["IMAGE", "DIGEST", "PLATFORM", "SIZE", "PULLED", "SERVICES"]);
+    for image in images {
+        table.row([
+            image.reference,
+            short(&image.digest),
+            format!("linux/{}", image.architecture),
+            output::bytes(image.bytes),
+            output::age(image.pulled_ms),
+            none_as_dash(&image.services),
+        ]);
+    }
+    table.print()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn layers(global: &Global) -> anyhow::Result<ExitCode> {
+    let layers = list(global).await?.layers;
     if global.json {
         output::json(&layers)?;
         return Ok(ExitCode::SUCCESS);
@@ -62,33 +97,51 @@ pub(crate) async fn list(global: &Global) -> anyhow::Result<ExitCode> {
     let mut table = Table::new(["LAYER", "SIZE", "LAST USED", "SERVICES"]);
     for layer in layers {
         table.row([
-            short(&layer),
+            short(&layer.digest),
             output::bytes(layer.bytes),
             output::age(layer.last_used_ms),
-            if layer.services.is_empty() { "-".into() } else { layer.services.join(", ") },
+            none_as_dash(&layer.services),
         ]);
     }
     table.print()?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// An image is meant by any of its names; what is none may be a layer's digest.
+fn meant(text: String) -> String {
+    let is_digest = text.starts_with("sha256:") || text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match registry::reference(&text) {
+        Ok(reference) if !is_digest => reference.to_string(),
+        _ => text,
+    }
+}
+
 async fn remove(layers: Vec<String>, global: &Global) -> anyhow::Result<ExitCode> {
+    let layers = layers.into_iter().map(meant).collect();
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.image_remove(ImageRemoveRequest { layers }).await;
-    let removed = answer.map_err(|status| connection.explain(&status))?.into_inner().removed;
+    let ImageRemoveResponse { removed, names } =
+        answer.map_err(|status| connection.explain(&status))?.into_inner();
     if global.json {
-        output::json(&removed)?;
+        output::json(&ImageRemoveResponse { removed, names })?;
         return Ok(ExitCode::SUCCESS);
     }
     let bytes = removed.iter().map(|layer| layer.bytes).sum();
+    for name in &names {
+        output::line(name)?;
+    }
     for layer in &removed {
-        output::line(&short(layer))?;
+        output::line(&short(&layer.digest))?;
     }
     output::note(&format!("{} freed", output::bytes(bytes)));
     Ok(ExitCode::SUCCESS)
 }
 
-fn short(layer: &ImageLayer) -> String {
-    let hex = layer.digest.strip_prefix("sha256:").unwrap_or(&layer.digest);
+fn none_as_dash(services: &[String]) -> String {
+    if services.is_empty() { "-".into() } else { services.join(", ") }
+}
+
+fn short(digest: &str) -> String {
+    let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
     hex.chars().take(SHOWN_DIGITS).collect()
 }

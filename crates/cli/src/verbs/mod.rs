@@ -21,6 +21,7 @@ pub(crate) mod migrate;
 pub(crate) mod network;
 pub(crate) mod nodes;
 pub(crate) mod ps;
+pub(crate) mod pull;
 pub(crate) mod resolve;
 pub(crate) mod restart;
 pub(crate) mod rm;

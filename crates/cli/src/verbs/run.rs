@@ -7,19 +7,28 @@ use std::{net::Ipv4Addr, process::ExitCode};
 use clap::ArgGroup;
 use godwit_api::v1::{Mount, PublishedPort, RunRequest, run_request::Source};
 
-use crate::{client::Connection, global::Global, output, values};
+use crate::{
+    client::Connection,
+    global::Global,
+    interrupts::INTERRUPTED,
+    output,
+    registry::{self, Policy, Reach},
+    values,
+};
 
 /// Create and start a service on this node; print its name
 ///
 /// The service runs detached: `godwit logs` shows what it writes.
 #[derive(Debug, clap::Args)]
 #[command(
-    group = ArgGroup::new("source").required(true).args(["rootfs", "image"]),
+    group = ArgGroup::new("source").required(true).multiple(true).args(["rootfs", "image", "command"]),
+    override_usage = "godwit run [OPTIONS] IMAGE [COMMAND]...\n       godwit run [OPTIONS] --image IMAGE|--rootfs DIR [--] [COMMAND]...",
     after_long_help = "\
 Examples:
-  godwit run --name redis --ip 10.88.0.10 --image redis.tar -- redis-server --bind 0.0.0.0
+  godwit run --name redis --ip 10.88.0.10 redis:7
+  godwit run --name cache redis:7 redis-server --save ''
   godwit run --name web --rootfs ./web -m 256m --cpus 1.5 -p 8080:80 -- nginx -g 'daemon off;'
-  godwit run --name api --network front --network back:ip=10.89.0.5 --image api.tar
+  godwit run --name api --network front --network back:ip=10.89.0.5 ./api.tar
   godwit run --name dns --image dns.tar --cap-drop ALL --cap-add NET_BIND_SERVICE --read-only named -f"
 )]
 pub(crate) struct Args {
@@ -32,9 +41,15 @@ pub(crate) struct Args {
     /// Directory to take the root filesystem from
     #[arg(long, value_name = "DIR", value_parser = values::absolute_text)]
     rootfs: Option<String>,
-    /// OCI archive or image layout directory to take the root filesystem from
-    #[arg(long, value_name = "PATH", value_parser = values::image)]
-    image: Option<String>,
+    /// Image to take the root filesystem from, if it is not the first word after the flags: an OCI archive, an image layout
+    /// directory, or a reference, [REGISTRY/]NAME[:TAG] or [REGISTRY/]NAME@DIGEST, which is pulled if need be
+    #[arg(long, value_name = "IMAGE", value_parser = values::image, conflicts_with = "rootfs")]
+    image: Option<values::Image>,
+    /// When to ask a registry for an image that has a reference
+    #[arg(long, value_name = "WHEN", value_enum, default_value = "missing")]
+    pull: Policy,
+    #[command(flatten)]
+    registry: Reach,
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
@@ -88,28 +103,49 @@ pub(crate) struct Args {
     detach: bool,
     #[command(flatten)]
     confinement: confinement::Flags,
-    /// Command and its arguments, after `--` if one of them looks like a flag of godwit [default: the
-    /// image's own]
-    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
+    /// Image, and the command with its arguments [default: the image's own command]. After --image or --rootfs the
+    /// command alone, after `--` if one of its words looks like a flag of godwit
+    #[arg(trailing_var_arg = true, value_name = "IMAGE COMMAND")]
     command: Vec<String>,
 }
 
 /// `definition` is godwit's: which flags it knows.
 pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command) -> anyhow::Result<ExitCode> {
-    check_command(&args.command, &std::env::args().collect::<Vec<_>>(), definition)?;
+    let mut command = args.command;
+    let image = match (args.image, &args.rootfs) {
+        (None, None) => first_word(&mut command)?,
+        (image, _) => {
+            check_command(&command, &std::env::args().collect::<Vec<_>>(), definition)?;
+            image
+        }
+    };
     let mut env = Vec::new();
     for file in &args.env_file {
         env.extend(values::env_file(file)?);
     }
     let name = match args.name {
         Some(name) => name,
-        None => values::invented_name(&args.command)?,
+        None => values::invented_name(&named_after(image.as_ref(), &command))?,
+    };
+    let mut connection = Connection::open(global).await?;
+    let source = match (image, args.rootfs) {
+        (Some(values::Image::Path(path)), _) => Some(Source::Image(path)),
+        (Some(values::Image::Reference(text)), _) => {
+            let reference = registry::reference(&text)?;
+            let image =
+                registry::image(&mut connection, &reference, args.pull, &args.registry, global.json).await;
+            match image.map_err(|error| no_file_either(error, &text))? {
+                Some(image) => Some(Source::Reference(image.reference)),
+                None => return Ok(ExitCode::from(INTERRUPTED)),
+            }
+        }
+        (None, rootfs) => rootfs.map(Source::Rootfs),
     };
     let request = RunRequest {
         name,
         address: args.ip.map(|address| address.to_string()).unwrap_or_default(),
-        source: args.rootfs.map(Source::Rootfs).or(args.image.map(Source::Image)),
-        command: args.command,
+        source,
+        command,
         env: env.into_iter().chain(args.env).filter(|entry| !entry.is_empty()).collect(),
         mounts: args.mount.into_iter().chain(args.volume).collect(),
         memory_bytes: args.memory.unwrap_or_default(),
@@ -125,7 +161,6 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         hooks: args.hook.into_iter().collect(),
         ..args.confinement.request()?
     };
-    let mut connection = Connection::open(global).await?;
     let stays = what_stays(&request);
     let answer = connection.node.run(request).await;
     let service = answer.map_err(|status| connection.explain(&status))?.into_inner();
@@ -138,6 +173,40 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         output::note(&stays);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Takes the image from the words after the flags: what is left is the command, as in Podman.
+fn first_word(words: &mut Vec<String>) -> anyhow::Result<Option<values::Image>> {
+    let mut left = std::mem::take(words).into_iter();
+    let image = left.next().map(|word| values::image(&word)).transpose()?;
+    *words = left.collect();
+    // As after --image.
+    if words.first().is_some_and(|word| word == "--") {
+        words.remove(0);
+    }
+    Ok(image)
+}
+
+/// What a service is named after: an image in a registry has a name for people; a file may have any.
+fn named_after(image: Option<&values::Image>, command: &[String]) -> String {
+    match image {
+        Some(values::Image::Reference(text)) => {
+            let name = text.split('@').next().unwrap_or_default();
+            let name = name.rsplit('/').next().unwrap_or_default();
+            name.split(':').next().unwrap_or_default().to_owned()
+        }
+        _ => command.first().cloned().unwrap_or_default(),
+    }
+}
+
+/// Who meant a file is told that it is not there.
+fn no_file_either(error: anyhow::Error, text: &str) -> anyhow::Error {
+    let is_like_a_file = [".tar", ".oci", ".gz", ".zst"].iter().any(|end| text.ends_with(end));
+    if is_like_a_file {
+        error.context(format!("there is no file {text}, and as an image of a registry"))
+    } else {
+        error
+    }
 }
 
 /// What of a service does not move with it, in a sentence.

@@ -632,7 +632,12 @@ impl Node for Answers {
     }
 
     async fn image_list(&self, _: Request<v1::ImageListRequest>) -> Answer<v1::ImageListResponse> {
-        Ok(Response::new(v1::ImageListResponse { layers: vec![layer()] }))
+        Ok(Response::new(v1::ImageListResponse { layers: vec![layer()], images: vec![image()] }))
+    }
+
+    async fn image_add(&self, request: Request<v1::ImageAddRequest>) -> Answer<v1::Image> {
+        let v1::ImageAddRequest { reference, digest, .. } = request.into_inner();
+        Ok(Response::new(v1::Image { reference, digest, ..image() }))
     }
 
     async fn image_remove(
@@ -640,7 +645,10 @@ impl Node for Answers {
         request: Request<v1::ImageRemoveRequest>,
     ) -> Answer<v1::ImageRemoveResponse> {
         match request.into_inner().layers.as_slice() {
-            [] => Ok(Response::new(v1::ImageRemoveResponse { removed: vec![layer()] })),
+            [] => Ok(Response::new(v1::ImageRemoveResponse {
+                removed: vec![layer()],
+                names: vec![image().reference],
+            })),
             [name, ..] => Err(Status::failed_precondition(format!("layer {name} is used by web"))),
         }
     }
@@ -714,6 +722,18 @@ fn once<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> 
         let _ = sender.send(future.await).await;
     });
     tokio_stream::wrappers::ReceiverStream::new(receiver)
+}
+
+fn image() -> v1::Image {
+    v1::Image {
+        reference: "docker.io/library/redis:7".into(),
+        digest: format!("sha256:{}", "ab".repeat(32)),
+        architecture: "amd64".into(),
+        bytes: 40 << 20,
+        pulled_ms: 0,
+        layers: vec![layer().digest],
+        services: vec!["web".into()],
+    }
 }
 
 fn layer() -> v1::ImageLayer {

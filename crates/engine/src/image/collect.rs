@@ -50,7 +50,7 @@ impl Drop for Hold {
 /// The one that removes layers from a store.
 #[derive(Debug)]
 pub struct Collector<'a> {
-    store: &'a Store,
+    pub(super) store: &'a Store,
     /// Nobody gets a [`Hold`] while this is locked.
     _nobody: MutexGuard<'a, usize>,
     /// Under new names in `tmp`: to be deleted.

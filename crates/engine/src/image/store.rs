@@ -12,6 +12,7 @@ use tempfile::{NamedTempFile, TempDir};
 
 use super::collect::Holds;
 use super::digest::Hashing;
+use super::named::NAMES;
 use super::{Digest, ImageError, LayerFault, layer};
 use crate::beneath;
 
@@ -41,7 +42,7 @@ impl Store {
             let (store, action) = (directory.to_path_buf(), action.to_owned());
             move |source: io::Error| ImageError::Store { store, action, source }
         };
-        for part in PARTS.into_iter().chain(["tmp"]) {
+        for part in PARTS.into_iter().chain(["tmp", NAMES]) {
             let mut builder = fs::DirBuilder::new();
             builder.recursive(true).mode(DIRECTORY_MODE);
             builder.create(directory.join(part)).map_err(fault("make its directories"))?;

@@ -200,3 +200,43 @@ fn digests_are_read_as_oci_writes_them() {
         assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
     }
 }
+
+#[test]
+fn an_image_has_its_name_while_all_its_layers_are_there() {
+    let directory = scratch();
+    let store = Store::open(directory.path()).unwrap();
+    let layers = [put(&store, &simple_layer()), put(&store, &Tar::default().file("more", "x").end())];
+    layers.iter().for_each(|layer| store.unpack(layer).unwrap());
+    let image = |reference: &str, layers: &[Digest]| Image {
+        layers: layers.to_vec(),
+        config: ImageConfig { cmd: vec!["run".into()], ..ImageConfig::default() },
+        architecture: "amd64".into(),
+        reference: reference.into(),
+    };
+    let digest = Digest::of(b"manifest");
+    let both = store.name(digest.clone(), image("docker.io/library/both:1", &layers)).unwrap();
+    store.name(digest.clone(), image("docker.io/library/base:1", &layers[..1])).unwrap();
+    assert_eq!(store.named("docker.io/library/both:1").unwrap(), Some(both.clone()));
+    assert_eq!(store.named("docker.io/library/both:2").unwrap(), None);
+    drop(store);
+
+    let store = Store::open(directory.path()).unwrap();
+    let names = |store: &Store| -> Vec<_> {
+        store.all_named().unwrap().into_iter().map(|named| named.image.reference).collect()
+    };
+    assert_eq!(names(&store), ["docker.io/library/base:1", "docker.io/library/both:1"]);
+    // A record that cannot be read is none, and is no obstacle for others.
+    fs::write(directory.path().join("names").join(Digest::of(b"x").hex()), "{").unwrap();
+    assert_eq!((names(&store).len(), store.named("x").unwrap()), (2, None));
+    let mut collector = store.collector().unwrap();
+    collector.remove(&layers[1]).unwrap();
+    collector.delete().unwrap();
+    assert_eq!(names(&store), ["docker.io/library/base:1"]);
+    assert_eq!(store.named(&both.image.reference).unwrap(), None);
+    let mut collector = store.collector().unwrap();
+    assert_eq!(collector.unname_torn().unwrap(), ["docker.io/library/both:1"]);
+    assert!(collector.unname("docker.io/library/base:1").unwrap());
+    assert!(!collector.unname("docker.io/library/base:1").unwrap());
+    drop(collector);
+    assert_eq!((names(&store).len(), store.has_layer(&layers[0])), (0, true));
+}

@@ -1,0 +1,124 @@
+//! What a registry has under a reference: an image's manifest, or an index of images for several platforms
+//! (image-spec v1.1, manifest.md and image-index.md; Docker's documents have the same form).
+
+use oci_spec::image::Arch;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::skopeo::PullError;
+
+/// A manifest or an index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Manifest {
+    /// Of the document.
+    pub(super) digest: String,
+    /// Of an image; none of an index, and none of a manifest of Docker's first form.
+    pub(super) layers: Vec<Descriptor>,
+    instances: Vec<Descriptor>,
+}
+
+/// What a document refers to.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Descriptor {
+    pub(super) digest: String,
+    /// Bytes.
+    pub(super) size: u64,
+    platform: Option<Platform>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Platform {
+    architecture: String,
+    os: String,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+}
+
+impl Manifest {
+    /// Reads the document that a registry has for `reference`.
+    pub(super) fn read(reference: &str, document: &[u8]) -> Result<Self, PullError> {
+        let Document { layers, manifests } = serde_json::from_slice(document)
+            .map_err(|cause| PullError::Manifest { reference: reference.to_owned(), cause })?;
+        let hex: String = Sha256::digest(document).iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { digest: format!("sha256:{hex}"), layers, instances: manifests })
+    }
+
+    /// The digest of the image for this machine's platform; `None`: this is an image's manifest itself.
+    pub(super) fn of_this_machine(&self, reference: &str) -> Result<Option<String>, PullError> {
+        if self.instances.is_empty() {
+            return Ok(None);
+        }
+        let wanted = Arch::default().to_string();
+        let is_here = |platform: &Platform| platform.os == "linux" && platform.architecture == wanted;
+        let here = self.instances.iter().find(|image| image.platform.as_ref().is_some_and(is_here));
+        if let Some(here) = here {
+            return Ok(Some(here.digest.clone()));
+        }
+        let mut others: Vec<_> = self
+            .instances
+            .iter()
+            .filter_map(|image| image.platform.as_ref())
+            // Attestations are listed as images for no platform.
+            .filter(|platform| platform.os != "unknown")
+            .map(|platform| format!("{}/{}", platform.os, platform.architecture))
+            .collect();
+        others.sort();
+        others.dedup();
+        Err(PullError::Platform {
+            reference: reference.to_owned(),
+            wanted: format!("linux/{wanted}"),
+            found: if others.is_empty() { "no platform at all".into() } else { others.join(", ") },
+        })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn index(platforms: &[(&str, &str)]) -> Manifest {
+        let manifests: Vec<_> = platforms
+            .iter()
+            .map(|(os, architecture)| {
+                serde_json::json!({
+                    "digest": format!("sha256:{os}-{architecture}"), "size": 7,
+                    "platform": {"os": os, "architecture": architecture},
+                })
+            })
+            .collect();
+        let document = serde_json::json!({"schemaVersion": 2, "manifests": manifests});
+        Manifest::read("x", document.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn an_index_has_the_image_of_this_machine_or_says_which_it_has() {
+        let here = Arch::default().to_string();
+        let both = index(&[("windows", &here), ("linux", "s390x"), ("linux", &here), ("unknown", "unknown")]);
+        assert_eq!(both.of_this_machine("x").unwrap(), Some(format!("sha256:linux-{here}")));
+        let others = index(&[("linux", "s390x"), ("unknown", "unknown"), ("linux", "riscv64")]);
+        let said = others.of_this_machine("x").unwrap_err().to_string();
+        assert!(said.contains(&format!("linux/{here}")), "{said}");
+        assert!(said.contains("linux/riscv64, linux/s390x") && !said.contains("unknown"), "{said}");
+    }
+
+    #[test]
+    fn a_manifest_is_known_by_the_digest_of_its_bytes() {
+        let document = br#"{"schemaVersion":2,"config":{},"layers":[{"digest":"sha256:1","size":3}]}"#;
+        let read = Manifest::read("x", document).unwrap();
+        assert_eq!(read.of_this_machine("x").unwrap(), None);
+        assert_eq!((read.layers.len(), read.layers[0].size), (1, 3));
+        assert_eq!(read.digest, "sha256:fba33207a7329f60320bb578d02b734768a570ec1afdf9df1e14311109dfdeb2");
+        for broken in
+            [&b"{"[..], br#"{"layers":[{"digest":7}]}"#, br#"{"layers":[{"digest":"x","size":-1}]}"#]
+        {
+            assert!(matches!(Manifest::read("x", broken), Err(PullError::Manifest { .. })));
+        }
+    }
+}

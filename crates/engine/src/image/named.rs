@@ -1,0 +1,129 @@
+//! Images by name: what a reference of a registry stood for when it was pulled.
+//!
+//! ```text
+//! <store>/names/<hex>    a record in JSON; <hex> is the SHA-256 of the reference
+//! ```
+//!
+//! A record keeps no layer. It counts while all its layers are in the store, and is removed once one is gone.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use super::{Collector, Digest, Image, ImageError, Store};
+
+/// Below the store's directory.
+pub(super) const NAMES: &str = "names";
+/// Largest record that is read, in bytes: an image's configuration, of which it is a part, is no larger.
+const MAX_RECORD: u64 = 4 << 20;
+
+/// An image that was pulled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamedImage {
+    /// What the manifest in the registry hashed to: an index, if the image is for several platforms.
+    pub digest: Digest,
+    /// Its layers, how it wants to be run, and the reference that it has.
+    pub image: Image,
+    /// When it was pulled, milliseconds since the epoch.
+    pub pulled_ms: i64,
+}
+
+impl Store {
+    /// Notes that a reference stands for an image, whose layers are in the store.
+    pub fn name(&self, digest: Digest, image: Image) -> Result<NamedImage, ImageError> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let pulled_ms = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+        let named = NamedImage { digest, image, pulled_ms };
+        let keep = || -> io::Result<()> {
+            let mut file = NamedTempFile::new_in(self.directory().join("tmp"))?;
+            serde_json::to_writer(&mut file, &named)?;
+            file.as_file().sync_all()?;
+            file.persist(self.record(&named.image.reference))?;
+            fs::File::open(self.directory().join(NAMES))?.sync_all()
+        };
+        keep().map_err(|error| self.fault(&format!("note image {}", named.image.reference), error))?;
+        Ok(named)
+    }
+
+    /// What a reference stands for, if all its layers are here.
+    pub fn named(&self, reference: &str) -> Result<Option<NamedImage>, ImageError> {
+        let named = self.read(&self.record(reference))?;
+        Ok(named.filter(|named| named.image.reference == reference && self.is_whole(&named.image)))
+    }
+
+    /// All images that have a name and all their layers, in the order of their names.
+    pub fn all_named(&self) -> Result<Vec<NamedImage>, ImageError> {
+        let mut all = self.records()?;
+        all.retain(|(_, named)| self.is_whole(&named.image));
+        let mut all: Vec<_> = all.into_iter().map(|(_, named)| named).collect();
+        all.sort_by(|a, b| a.image.reference.cmp(&b.image.reference));
+        Ok(all)
+    }
+
+    fn is_whole(&self, image: &Image) -> bool {
+        image.layers.iter().all(|layer| self.has_layer(layer) && self.has_blob(layer))
+    }
+
+    fn record(&self, reference: &str) -> PathBuf {
+        self.directory().join(NAMES).join(Digest::of(reference.as_bytes()).hex())
+    }
+
+    fn records(&self) -> Result<Vec<(PathBuf, NamedImage)>, ImageError> {
+        let fault = |error| self.fault("read the names of images", error);
+        let mut records = Vec::new();
+        for entry in fs::read_dir(self.directory().join(NAMES)).map_err(fault)? {
+            let path = entry.map_err(fault)?.path();
+            if let Some(named) = self.read(&path)? {
+                records.push((path, named));
+            }
+        }
+        Ok(records)
+    }
+
+    /// `None`: there is none, or another version of godwit wrote it: then the image is pulled again.
+    fn read(&self, path: &Path) -> Result<Option<NamedImage>, ImageError> {
+        let mut text = Vec::new();
+        match fs::File::open(path).and_then(|file| file.take(MAX_RECORD).read_to_end(&mut text)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(self.fault("read the name of an image", error)),
+        }
+        match serde_json::from_slice(&text) {
+            Ok(named) => Ok(Some(named)),
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "the record of an image cannot be understood");
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Collector<'_> {
+    /// Takes a name from the store; the image's layers stay. `false`: there is none.
+    pub fn unname(&mut self, reference: &str) -> Result<bool, ImageError> {
+        self.unlink(&self.store.record(reference))
+    }
+
+    /// Removes the names of images that lack a layer, and returns them.
+    pub fn unname_torn(&mut self) -> Result<Vec<String>, ImageError> {
+        let mut torn = Vec::new();
+        for (path, named) in self.store.records()? {
+            if !self.store.is_whole(&named.image) && self.unlink(&path)? {
+                torn.push(named.image.reference);
+            }
+        }
+        Ok(torn)
+    }
+
+    fn unlink(&self, path: &Path) -> Result<bool, ImageError> {
+        match fs::remove_file(path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.store.fault("remove the name of an image", error)),
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Images from a registry of Debian's `docker-registry`, with credentials: pulled once, run, moved, removed; and what is
+//! refused. Needs root.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, Receiver},
+};
+
+use godwit_lab::workload::Workload;
+use godwit_tests::{Bed, Said, wait_for};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 85);
+/// `user:secret`, for htpasswd by bcrypt, and as clients send it.
+const HASHED: &str = "user:$2b$12$c9tazPu9x/VzDEneTCzBIOY3FMlevoRo4OOGhAJc4XVehPCx6sZyi\n";
+const SENT: &str = "dXNlcjpzZWNyZXQ=";
+
+/// A registry on this machine; it ends with the test.
+struct Registry {
+    child: Child,
+    /// HOST:PORT.
+    address: String,
+    data: PathBuf,
+    authfile: PathBuf,
+}
+
+impl Registry {
+    fn start(bed: &Bed) -> Self {
+        let home = bed.scratch().join("registry");
+        let data = home.join("data");
+        fs::create_dir_all(&data).unwrap();
+        fs::write(home.join("htpasswd"), HASHED).unwrap();
+        let config = serde_json::json!({
+            "version": "0.1", "log": {"level": "info", "formatter": "json"},
+            "storage": {"filesystem": {"rootdirectory": data}},
+            "http": {"addr": "127.0.0.1:0"},
+            "auth": {"htpasswd": {"realm": "test", "path": home.join("htpasswd")}},
+        });
+        // JSON is YAML.
+        fs::write(home.join("config.yml"), config.to_string()).unwrap();
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(home.join("config.yml")).env("OTEL_TRACES_EXPORTER", "none");
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let listens = log.find_map(|line| Some(line.split_once("listening on ")?.1.to_owned()));
+        let listens = listens.expect("docker-registry ended");
+        let address: String =
+            listens.chars().take_while(|c| c.is_ascii_digit() || ".:".contains(*c)).collect();
+        std::thread::spawn(move || log.count());
+        let authfile = home.join("auth.json");
+        let auths = serde_json::json!({"auths": {&address: {"auth": SENT}}});
+        fs::write(&authfile, auths.to_string()).unwrap();
+        Self { child, address, data, authfile }
+    }
+
+    fn reference(&self, name: &str) -> String {
+        format!("{}/test/{name}", self.address)
+    }
+
+    /// Copies an image of a layout to the registry.
+    fn push(&self, source: &str, name: &str) {
+        let authfile = format!("--dest-authfile={}", self.authfile.display());
+        let target = format!("docker://{}", self.reference(name));
+        tool(
+            "skopeo",
+            &["copy", "--all", "--dest-tls-verify=false", &authfile, &format!("oci:{source}"), &target],
+        );
+    }
+
+    /// `flags` that reach it, after a verb.
+    fn reached(&self) -> [String; 2] {
+        ["--tls-verify=false".into(), format!("--authfile={}", self.authfile.display())]
+    }
+
+    fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Makes a layout with two images, `1` and `2`, that have their lower layer in common.
+fn layout(bed: &Bed) -> PathBuf {
+    let preset = bed.build(Workload::Busybox);
+    let layout = bed.scratch().join("layout");
+    let path = layout.to_str().unwrap();
+    tool("umoci", &["init", "--layout", path]);
+    let base = format!("{path}:base");
+    tool("umoci", &["new", "--image", &base]);
+    let from = |image: &str, change: &dyn Fn(&Path)| {
+        let bundle = bed.scratch().join("bundle");
+        tool("umoci", &["unpack", "--image", image, bundle.to_str().unwrap()]);
+        change(&bundle.join("rootfs"));
+        tool("umoci", &["repack", "--image", image, bundle.to_str().unwrap()]);
+        fs::remove_dir_all(&bundle).unwrap();
+    };
+    from(&base, &|root| {
+        tool("cp", &["-a", &format!("{}/.", preset.rootfs.display()), root.to_str().unwrap()]);
+        fs::create_dir(root.join("www")).unwrap();
+    });
+    tool(
+        "umoci",
+        &[
+            "config",
+            "--image",
+            &base,
+            "--config.workingdir",
+            "/www",
+            "--config.cmd",
+            "httpd",
+            "--config.cmd",
+            "-f",
+        ],
+    );
+    for version in ["1", "2"] {
+        tool("umoci", &["tag", "--image", &base, version]);
+        from(&format!("{path}:{version}"), &|root| fs::write(root.join("www/version"), version).unwrap());
+    }
+    layout
+}
+
+/// Gives a layout an index of images: the one that is called `1`, and its double for another platform, or that alone.
+fn index(layout: &Path, name: &str, with_ours: bool) {
+    let path = layout.join("index.json");
+    let mut top: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let manifests = top["manifests"].as_array_mut().unwrap();
+    let named = |entry: &&serde_json::Value| entry["annotations"]["org.opencontainers.image.ref.name"] == "1";
+    let one = manifests.iter().find(named).unwrap().clone();
+    let entry = |architecture: &str| {
+        serde_json::json!({
+            "mediaType": one["mediaType"], "digest": one["digest"], "size": one["size"],
+            "platform": {"os": "linux", "architecture": architecture},
+        })
+    };
+    let ours = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let platforms: Vec<_> = ["s390x"].into_iter().chain(with_ours.then_some(ours)).map(entry).collect();
+    let media_type = "application/vnd.oci.image.index.v1+json";
+    let document =
+        serde_json::json!({"schemaVersion": 2, "mediaType": media_type, "manifests": platforms}).to_string();
+    let scratch = layout.join(name);
+    fs::write(&scratch, &document).unwrap();
+    let hex = tool("sha256sum", &[scratch.to_str().unwrap()])[..64].to_owned();
+    fs::rename(&scratch, layout.join("blobs/sha256").join(&hex)).unwrap();
+    manifests.push(serde_json::json!({
+        "mediaType": media_type, "digest": format!("sha256:{hex}"), "size": document.len(),
+        "annotations": {"org.opencontainers.image.ref.name": name},
+    }));
+    fs::write(&path, top.to_string()).unwrap();
+}
+
+/// Runs a command that looks for a place for large files in a directory of the test's own; what is left there.
+fn godwit(bed: &Bed, arguments: &[&str]) -> (Said, usize) {
+    let scratch = bed.scratch().join("tmp");
+    fs::create_dir_all(&scratch).unwrap();
+    let output = bed.command("a", arguments).env("TMPDIR", &scratch).output().unwrap();
+    let said = Said {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    };
+    (said, fs::read_dir(&scratch).unwrap().count())
+}
+
+/// What a service serves as its version.
+fn version(bed: &Bed, address: Ipv4Addr) -> String {
+    let mut stream = bed.connect(SocketAddrV4::new(address, 80));
+    stream.write_all(b"GET /version HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.rsplit('\n').next().unwrap().to_owned()
+}
+
+#[test]
+fn an_image_is_pulled_once_run_moved_and_removed() {
+    let bed = Bed::up("registry");
+    let layout = layout(&bed);
+    index(&layout, "multi", true);
+    index(&layout, "foreign", false);
+    let mut registry = Registry::start(&bed);
+    for name in ["1", "2", "multi", "foreign"] {
+        registry.push(&format!("{}:{name}", layout.display()), &format!("web:{name}"));
+    }
+    let [plain, authfile] = registry.reached();
+    let first = registry.reference("web:1");
+
+    // Refused, with what to do; nothing is left.
+    let refused = |arguments: &[&str], words: &str| {
+        let (said, left) = godwit(&bed, arguments);
+        assert!(matches!(said.code, 1 | 125) && said.stderr.contains(words), "{arguments:?}: {said:?}");
+        assert_eq!((left, said.stderr.matches("secret").count()), (0, 0), "{said:?}");
+    };
+    refused(&["pull", &authfile, &first], "--tls-verify=false");
+    refused(&["pull", &plain, &first], "skopeo login 127.0.0.1");
+    refused(&["run", &plain, &authfile, &registry.reference("web:none")], "not this tag");
+    refused(
+        &["run", &plain, &authfile, &registry.reference("web:foreign")],
+        "there are images for linux/s390x",
+    );
+    refused(&["run", &plain, &authfile, "--pull", "never", &first], "--pull never");
+    refused(&["run", "no-such-file.tar"], "there is no file no-such-file.tar");
+    assert_eq!(bed.done("a", &["images"]).lines().count(), 1);
+
+    // The first word after the flags is the image, all others are the command.
+    let address = ADDRESS.to_string();
+    let (said, left) = godwit(&bed, &["run", &plain, &authfile, "--name", "web", "--ip", &address, &first]);
+    assert_eq!((said.code, said.stdout.as_str(), left), (0, "web\n", 0), "{said:?}");
+    wait_for("the server", || (version(&bed, ADDRESS) == "1").then_some(()));
+    let images: serde_json::Value = bed.json("a", &["images"]);
+    let image = &images[0];
+    assert_eq!((image["reference"].as_str(), image["services"][0].as_str()), (Some(&*first), Some("web")));
+    let raw = ["inspect", "--raw", "--tls-verify=false", &authfile, &format!("docker://{first}")];
+    let manifest = bed.scratch().join("manifest");
+    fs::write(&manifest, tool("skopeo", &raw)).unwrap();
+    let digest = format!("sha256:{}", &tool("sha256sum", &[manifest.to_str().unwrap()])[..64]);
+    assert_eq!(image["digest"], digest.as_str());
+
+    // Of another image with the same lower layer the upper one comes alone.
+    let second = registry.reference("web:2");
+    let (said, left) = godwit(&bed, &["pull", &plain, &authfile, &second]);
+    assert!(said.code == 0 && said.stderr.contains("in 1 layer; 1 more are here"), "{said:?}");
+    assert!(said.stdout.starts_with(&registry.reference("web@sha256:")) && left == 0, "{said:?}");
+    // What one pull prints, the next command takes; an index is known by its own digest.
+    let pinned = said.stdout.trim_end();
+    let run = |image: &str, more: &[&str], name: &str, last: u8| {
+        let address = Ipv4Addr::new(10, 88, 0, last);
+        let flags = ["run", &plain, &authfile, "--name", name, "--ip", &address.to_string()];
+        let (said, left) = godwit(&bed, &[&flags[..], more, &[image]].concat());
+        assert_eq!((said.code, left), (0, 0), "{said:?}");
+        address
+    };
+    let by_digest = run(pinned, &[], "digest", 86);
+    wait_for("the server", || (version(&bed, by_digest) == "2").then_some(()));
+    let multi = run(&registry.reference("web:multi"), &[], "multi", 87);
+    wait_for("the server", || (version(&bed, multi) == "1").then_some(()));
+
+    // A tag that is given to another image.
+    registry.push(&format!("{}:2", layout.display()), "web:1");
+    let same = run(&first, &[], "same", 88);
+    wait_for("the server", || (version(&bed, same) == "1").then_some(()));
+    let newer = run(&first, &["--pull", "newer"], "newer", 89);
+    wait_for("the server", || (version(&bed, newer) == "2").then_some(()));
+
+    // Without its registry a node has what it has.
+    registry.stop();
+    let offline = run(&first, &["--pull", "newer"], "offline", 90);
+    wait_for("the server", || (version(&bed, offline) == "2").then_some(()));
+    refused(&["run", &plain, &first, "--pull", "always"], "there is no command \"--pull\"");
+    refused(&["run", &plain, "--pull", "always", &first], "cannot be reached");
+
+    bed.migrate("web", "a", "b");
+    wait_for("the server", || (version(&bed, ADDRESS) == "1").then_some(()));
+    // The layers of what is removed stay with the services that have them.
+    let removed = bed.done("a", &["image", "rm", &second]);
+    assert_eq!(removed, format!("{second}\n"));
+    let refusal = bed.godwit("a", &["image", "rm", &second]);
+    assert!(refusal.code == 1 && refusal.stderr.contains("is neither an image"), "{refusal:?}");
+    for name in ["digest", "multi", "same", "newer", "offline"] {
+        bed.done("a", &["rm", "--force", name]);
+    }
+    let pruned: serde_json::Value = bed.json("a", &["image", "prune"]);
+    assert_eq!(pruned["removed"].as_array().unwrap().len(), 3, "{pruned}");
+    assert_eq!(bed.done("a", &["images"]).lines().count(), 1);
+    bed.migrate("web", "b", "a");
+    wait_for("the server", || (version(&bed, ADDRESS) == "1").then_some(()));
+}
+
+#[test]
+fn a_layer_that_lies_is_refused() {
+    let bed = Bed::up("liar");
+    let layout = layout(&bed);
+    let registry = Registry::start(&bed);
+    registry.push(&format!("{}:1", layout.display()), "web:1");
+    // The registry hands out what it has on its disk.
+    let mut largest = (0, PathBuf::new());
+    for entry in fs::read_dir(registry.data.join("docker/registry/v2/blobs/sha256")).unwrap() {
+        for blob in fs::read_dir(entry.unwrap().path()).unwrap() {
+            let data = blob.unwrap().path().join("data");
+            largest = largest.max((fs::metadata(&data).unwrap().len(), data));
+        }
+    }
+    let blob = fs::File::options().write(true).open(largest.1).unwrap();
+    blob.write_all_at(b"not what was pushed", largest.0 / 2).unwrap();
+    let [plain, authfile] = registry.reached();
+    let (said, left) = godwit(&bed, &["run", &plain, &authfile, &registry.reference("web:1")]);
+    assert!(said.code == 125 && said.stderr.contains("Digest did not match"), "{said:?}");
+    assert_eq!(left, 0);
+    assert_eq!(bed.done("a", &["images"]).lines().count(), 1);
+    assert_eq!(bed.done("a", &["image", "ls", "--layers"]).lines().count(), 1);
+    assert_eq!(bed.done("a", &["ps", "-aq"]), "");
+}
+
+/// A registry with one image, of whose layer the first half comes.
+fn stalls() -> (SocketAddrV4, Receiver<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let std::net::SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
+    let (stalled, streams) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, stalled) = (stream.unwrap(), stalled.clone());
+            std::thread::spawn(move || {
+                let mut requests = BufReader::new(stream.try_clone().unwrap());
+                while let Some(path) = request(&mut requests) {
+                    let layer = format!("sha256:{}", "ab".repeat(32));
+                    let config = format!("sha256:{}", "cd".repeat(32));
+                    let body = if path.contains("/manifests/") {
+                        serde_json::json!({
+                            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                            "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": 2},
+                            "layers": [{"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": layer, "size": 2 << 20}],
+                        })
+                        .to_string()
+                    } else {
+                        "{}".into()
+                    };
+                    if path.contains(&layer) {
+                        stream
+                            .write_all(
+                                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", 2 << 20).as_bytes(),
+                            )
+                            .unwrap();
+                        stream.write_all(&vec![7; 1 << 20]).unwrap();
+                        stalled.send(stream).unwrap();
+                        return;
+                    }
+                    let head = format!(
+                        "HTTP/1.1 200 OK\r\nContent-Type: application/vnd.oci.image.manifest.v1+json\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    );
+                    if stream.write_all((head + &body).as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (address, streams)
+}
+
+/// The path of the next request; `None` when the client has gone.
+fn request(stream: &mut impl BufRead) -> Option<String> {
+    let mut first = String::new();
+    stream.read_line(&mut first).ok().filter(|read| *read > 0)?;
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        if line == "\r\n" {
+            return first.split(' ').nth(1).map(str::to_owned);
+        }
+    }
+}
+
+#[test]
+fn a_pull_that_is_interrupted_leaves_nothing() {
+    let bed = Bed::up("stalled");
+    let (address, streams) = stalls();
+    let scratch = bed.scratch().join("tmp");
+    fs::create_dir(&scratch).unwrap();
+    let reference = format!("{address}/test/web");
+    let mut command = bed.command("a", &["run", "--tls-verify=false", &reference]);
+    let mut child = command.env("TMPDIR", &scratch).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stream = streams.recv().unwrap();
+    wait_for("a part of the layer", || {
+        let directory = fs::read_dir(&scratch).unwrap().next()?.unwrap().path();
+        let files = fs::read_dir(directory).unwrap().filter_map(|file| file.ok()?.metadata().ok());
+        files.map(|file| file.len()).find(|length| *length > 1 << 10)
+    });
+    let id = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+    // skopeo has gone, too.
+    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    assert_eq!(bed.done("a", &["images"]).lines().count(), 1);
+}
