@@ -45,6 +45,7 @@ mod options;
 mod podman;
 mod ports;
 mod postgres;
+mod prepare;
 mod python;
 mod random_faults;
 mod redis;

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use godwit_api::v1::{MigrateRequest, MigrationEvent, MigrationReport, migration_event};
 use tokio::sync::mpsc;
+use tonic::{Response, Status, Streaming};
 
 use crate::{
     client::{ClientError, Connection},
@@ -135,13 +136,27 @@ impl How {
 }
 
 /// Runs the call in a task of its own, so that Ctrl-C is heard at every moment of it.
-pub fn start(
-    mut connection: Connection,
-    request: MigrateRequest,
-) -> mpsc::UnboundedReceiver<Result<migration_event::Kind, ClientError>> {
+pub fn start(connection: Connection, request: MigrateRequest) -> Events {
+    let mut node = connection.node.clone();
+    follow(connection, async move { node.migrate(request).await })
+}
+
+/// The same for a preparation.
+pub(crate) fn prepare(connection: Connection, request: MigrateRequest) -> Events {
+    let mut node = connection.node.clone();
+    follow(connection, async move { node.prepare(request).await })
+}
+
+/// The events of a migration, the last of which is its report or an error.
+pub type Events = mpsc::UnboundedReceiver<Result<migration_event::Kind, ClientError>>;
+
+fn follow(
+    connection: Connection,
+    call: impl Future<Output = Result<Response<Streaming<MigrationEvent>>, Status>> + Send + 'static,
+) -> Events {
     let (sender, receiver) = mpsc::unbounded_channel();
     tokio::spawn(async move {
-        let mut stream = match connection.node.migrate(request).await {
+        let mut stream = match call.await {
             Ok(answer) => answer.into_inner(),
             Err(status) => {
                 let _ = sender.send(Err(connection.explain(&status)));
@@ -173,6 +188,8 @@ pub enum Outcome {
     Aborted,
     /// The destination owned it, and pages that it still needed are gone.
     Lost,
+    /// The source still owns it, and the destination has what makes its move shorter.
+    Prepared,
 }
 
 impl Outcome {
@@ -182,6 +199,7 @@ impl Outcome {
         match report.outcome.as_str() {
             "moved" => Self::Moved,
             "lost" => Self::Lost,
+            "prepared" => Self::Prepared,
             _ => Self::Aborted,
         }
     }
@@ -192,7 +210,7 @@ impl Outcome {
 pub fn failure(report: &MigrationReport) -> Option<String> {
     let MigrationReport { name, source, destination, reason, .. } = report;
     match Outcome::of(report) {
-        Outcome::Moved => None,
+        Outcome::Moved | Outcome::Prepared => None,
         Outcome::Lost => Some(format!("{name} was lost on {destination}: {reason}")),
         Outcome::Aborted => Some(format!("migration of {name} aborted, it stays on {source}: {reason}")),
     }

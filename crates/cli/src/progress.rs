@@ -14,6 +14,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// Shows the phases of one migration on standard error.
 pub struct Progress {
     name: String,
+    /// What is done with it.
+    doing: &'static str,
     kind: Kind,
     /// What was shown last: the phase, and its round.
     shown: (String, u32),
@@ -39,8 +41,13 @@ impl Progress {
         Self::of_kind(name, if json { Kind::Json } else { Self::kind(name, false) })
     }
 
+    /// Of a preparation.
+    pub(crate) fn preparing(name: &str, json: bool) -> Self {
+        Self { doing: "preparing", ..Self::events(name, json) }
+    }
+
     fn of_kind(name: &str, kind: Kind) -> Self {
-        Self { name: name.to_owned(), kind, shown: <(String, u32)>::default() }
+        Self { name: name.to_owned(), doing: "migrating", kind, shown: <(String, u32)>::default() }
     }
 
     fn kind(name: &str, json: bool) -> Kind {
@@ -83,7 +90,7 @@ impl Progress {
                     0 => String::new(),
                     bytes => format!(" ({})", output::bytes(bytes)),
                 };
-                output::note(&format!("migrating {}: {what}{size}{figures}", self.name));
+                output::note(&format!("{} {}: {what}{size}{figures}", self.doing, self.name));
             }
             Kind::Json => {
                 // A reader that is gone is noticed at the report.

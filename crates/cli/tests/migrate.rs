@@ -234,3 +234,28 @@ async fn a_migration_goes_on_when_nobody_reads_its_progress() {
     assert_eq!(finished.code, 0, "{finished:?}");
     assert!(finished.stdout.starts_with("redis moved from a to b"), "{finished:?}");
 }
+
+#[tokio::test]
+async fn prepare_asks_for_each_node_and_tells_what_is_there() {
+    let fake = Fake::start();
+    let finished = fake
+        .run(&["prepare", "redis", "--to", "b,c", "--max-bandwidth", "50MB/s", "--mount", "/srv=skip"])
+        .await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert!(
+        finished.stdout.starts_with("redis can move to b: 200.0 MiB of its memory are there"),
+        "{finished:?}"
+    );
+    assert!(finished.stderr.contains("preparing redis: round"), "{finished:?}");
+    {
+        let asked = fake.asked.prepared.lock().unwrap();
+        let to: Vec<_> = asked.iter().map(|request| request.to.as_str()).collect();
+        assert_eq!((to, asked[0].max_bandwidth), (vec!["b", "c"], 50_000_000));
+        assert_eq!(asked[1].mounts["/srv"], "skip");
+    }
+    // One that cannot be prepared for does not keep the others from it.
+    let finished = fake.run(&["prepare", "redis", "--to", "old,b"]).await;
+    assert_eq!((finished.code, finished.stdout.lines().count()), (1, 1), "{finished:?}");
+    assert!(finished.stderr.contains("its godwit is too old"), "{finished:?}");
+    assert_eq!(fake.asked.prepared.lock().unwrap().len(), 4);
+}

@@ -323,6 +323,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         memory_bytes: report.memory_bytes,
         shared_bytes: report.shared_bytes,
         shared_dump_bytes: report.shared_dump_bytes,
+        retained_bytes: report.retained_bytes,
         phases: report
             .phases
             .into_iter()
@@ -382,6 +383,7 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
             Ok(network) => network.namespace().map(Path::to_path_buf),
             Err(status) => return Err(status.message().to_owned()),
         },
+        prepares: false,
         binds: request
             .mounts
             .iter()

@@ -11,6 +11,7 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert::service_name;
+use crate::migrate::Purpose;
 use crate::network::{cluster_networks, inspect};
 use crate::node::Node;
 use crate::services;
@@ -168,11 +169,20 @@ impl NodeApi for NodeService {
         Ok(Response::new(api::RemoveResponse {}))
     }
 
+    type PrepareStream = Out<api::MigrationEvent>;
+    async fn prepare(
+        &self,
+        request: Request<api::MigrateRequest>,
+    ) -> Result<Response<Self::PrepareStream>, Status> {
+        let events = migrate::start_anywhere(&self.0, Purpose::Prepare, request.into_inner()).await?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
+    }
+
     async fn migrate(
         &self,
         request: Request<api::MigrateRequest>,
     ) -> Result<Response<Self::MigrateStream>, Status> {
-        let events = migrate::start_anywhere(&self.0, request.into_inner()).await?;
+        let events = migrate::start_anywhere(&self.0, Purpose::Move, request.into_inner()).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 

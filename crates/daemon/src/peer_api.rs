@@ -13,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::convert::service_name;
+use crate::migrate::Purpose;
 use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
@@ -94,6 +95,7 @@ fn accepted<T>(request: &Request<T>) -> Result<&Caller, Status> {
 impl Peer for PeerService {
     type CaptureStream = capture::Batches;
     type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
+    type PrepareStream = Self::MigrateStream;
 
     async fn sync(&self, request: Request<api::SyncMessage>) -> Result<Response<api::SyncMessage>, Status> {
         let (from, membership) = (caller(&request)?, accepted(&request)?.membership.clone());
@@ -193,7 +195,19 @@ impl Peer for PeerService {
         let name = service_name(&request.name)?;
         self.pass(&from, "migrate", &name)?;
         // Not passed on again: two nodes that know different things must not send it in circles.
-        let events = migrate::start(&self.0, name, &request).await?;
+        let events = migrate::start(&self.0, Purpose::Move, name, &request).await?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
+    }
+
+    async fn prepare(
+        &self,
+        request: Request<api::MigrateRequest>,
+    ) -> Result<Response<Self::PrepareStream>, Status> {
+        let from = caller(&request)?;
+        let request = request.into_inner();
+        let name = service_name(&request.name)?;
+        self.pass(&from, "prepare", &name)?;
+        let events = migrate::start(&self.0, Purpose::Prepare, name, &request).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 

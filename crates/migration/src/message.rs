@@ -18,6 +18,8 @@
 //!   │ ◄──────────────────────────── PendingEnd│
 //!   │ TreeAgain TreeItem… TreeEnd ──────────► │  files changed since, while it still runs
 //!   │ ◄─────────────────────────── TreeApplied│
+//!   │ Retain ───────────────────────────────► │  the end, where the source only prepares a migration:
+//!   │ ◄──────────────────────────── RetainEnd │  pages are retained, all else is dropped
 //!   │ (journal: frozen; freeze, close port)   │
 //!   │ Pending… PendingEnd ──────────────────► │  the others that are still to come
 //!   │ ◄──────────────────────────── PendingEnd│
@@ -56,8 +58,8 @@ use prost::Message as _;
 
 pub use self::contents::{
     Accepted, CriuVersion, FaultRequest, ImageData, ImageFile, ImagesEnd, Join, Layer, MOST_TMPFS_NAMES,
-    Open, PageRanges, Purpose, Reason, Refused, Resume, RetainedPages, Running, Segments, SharedSegment,
-    TmpfsBegin,
+    Open, PageRanges, Purpose, Reason, Refused, Resume, RetainEnd, RetainedPages, Running, Segments,
+    SharedSegment, TmpfsBegin,
 };
 pub use self::versions::{OLDEST_PROTOCOL_VERSION, Versions};
 pub use crate::step::{Reached, Step};
@@ -167,6 +169,8 @@ messages! {
         41 ProbeEnd,
         /// As `TreeBegin`, of a service that still runs: another round will follow.
         36 TreeAgain,
+        /// The service stays at the source, and another migration of it may follow.
+        43 Retain,
     }
     encoded {
         /// First from the source.
@@ -203,6 +207,8 @@ messages! {
         39 TmpfsBegin(TmpfsBegin),
         /// What the destination has begun to do.
         34 Step(Reached),
+        /// What has come is retained, or dropped.
+        44 RetainEnd(RetainEnd),
         /// As `Open`, from a source that only asks whether the service may come: nothing is reserved beyond the answer.
         40 Ask(Open),
     }
@@ -283,6 +289,8 @@ mod tests {
             Message::Ask(Open { migration: "01A".into(), ..Open::default() }),
             Message::Probe(Bytes::from_static(b"anything")),
             Message::ProbeEnd,
+            Message::Retain,
+            Message::RetainEnd(RetainEnd { bytes: 4096 }),
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
                 userfaultfd: true,
@@ -303,6 +311,7 @@ mod tests {
                 keepers: true,
                 engine_layers: vec!["sha256:01".into()],
                 tries_storage: true,
+                retains: true,
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),

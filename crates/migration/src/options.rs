@@ -104,6 +104,8 @@ pub struct Options {
     /// Where the network namespace is at the destination, for a service in one that godwit did not create; by default
     /// where it is at the source.
     pub network: Option<PathBuf>,
+    /// Whether it ends before the freeze, and what has crossed is retained for a migration that follows.
+    pub prepares: bool,
     /// By their targets in the service, what becomes of directories of the node, for those of which that is to be said.
     pub binds: BTreeMap<PathBuf, OnMove>,
 }
@@ -154,6 +156,7 @@ impl Default for Options {
             postcopy: false,
             streams: STREAMS,
             network: None,
+            prepares: false,
             binds: BTreeMap::new(),
         }
     }

@@ -17,6 +17,8 @@ pub enum Outcome {
     Aborted,
     /// The destination owned it, and ended it: pages that it still needed are gone.
     Lost,
+    /// The source still owns it, and the destination has what makes its move shorter.
+    Prepared,
 }
 
 impl Outcome {
@@ -27,6 +29,7 @@ impl Outcome {
             Self::Moved => "moved",
             Self::Aborted => "aborted",
             Self::Lost => "lost",
+            Self::Prepared => "prepared",
         }
     }
 }
@@ -102,6 +105,9 @@ pub struct Report {
     /// Pages of shared memory that changed after that and crossed while frozen. What CRIU dumped is not among them.
     #[serde(default)]
     pub shared_dump_bytes: u64,
+    /// Pages that the destination has retained, where the move was only prepared.
+    #[serde(default)]
+    pub retained_bytes: u64,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
@@ -156,6 +162,7 @@ impl Report {
             page_bytes: 0,
             shared_bytes: 0,
             shared_dump_bytes: 0,
+            retained_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
             timeline: Vec::new(),

@@ -1,6 +1,7 @@
-//! Pages of services that left this node: a service that comes back sends only what differs.
+//! Pages of services that left this node, or are prepared to come: they send only what differs.
 //!
-//! They are copied out of the frozen processes before those are killed, into memory of this daemon, within a bound, and
+//! They are copied out of the frozen processes before those are killed, or out of the store of a migration that ends with
+//! its preparation, into memory of this daemon, within a bound, and
 //! dropped when the machine runs short of memory. When the service comes back, this node sends the source a hash of
 //! each and the key of the hashes, and the source names the pages that are still the same.
 
@@ -11,6 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use godwit_memory::batch::is_zero;
+use godwit_memory::pager::{Client, PagerError, Stored};
 use godwit_memory::process::{Piece, ProcessError, Reader};
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, Space};
@@ -22,6 +24,9 @@ use crate::page_hash::{Hashes, PageKey, ZERO, no_hashes};
 use crate::page_map::{LEAF_PAGES, PageMap};
 
 const PAGE: usize = 4096;
+
+/// How many pages are copied at a time.
+const PIECE: usize = 64;
 
 /// Bytes of a hash on the wire.
 const HASH: usize = 16;
@@ -50,6 +55,9 @@ pub enum RetainedError {
     /// A process.
     #[error("the memory of a service that leaves cannot be retained")]
     Process(#[from] ProcessError),
+    /// The store of pages that have come.
+    #[error("the pages of a service that is prepared to come cannot be retained")]
+    Store(#[from] PagerError),
 }
 
 /// Where a page is in the file, plus one; 0: nowhere.
@@ -68,9 +76,7 @@ pub struct Retained {
 impl Retained {
     /// Copies what these frozen processes hold, at most `most` bytes. Blocks.
     pub fn copy(pids: &[i32], most: u64) -> Result<Self, RetainedError> {
-        let fd = memfd_create(c"godwit-retained", MFdFlags::MFD_CLOEXEC)
-            .map_err(|errno| RetainedError::Io { action: "make", source: errno.into() })?;
-        let mut retained = Self::within(File::from(fd));
+        let mut retained = Self::empty()?;
         let round = Tracker::new(Backend::None).round(pids, true)?;
         let mut reader = Reader::new();
         for space in round.spaces {
@@ -86,6 +92,35 @@ impl Retained {
             }
         }
         Ok(retained)
+    }
+
+    /// Copies pages that have come here, at most `most` bytes. Blocks.
+    pub(crate) fn of_store(index: &[Stored], store: &Client, most: u64) -> Result<Self, RetainedError> {
+        let mut retained = Self::empty()?;
+        let mut piece = vec![0; PIECE * PAGE];
+        for stored in index {
+            for first in (0..stored.pages).step_by(PIECE) {
+                let pages = usize::try_from(stored.pages - first).map_or(PIECE, |left| left.min(PIECE));
+                let bytes = &mut piece[..pages * PAGE];
+                if retained.bytes + bytes.len() as u64 > most {
+                    return Ok(retained);
+                }
+                store.read(stored.slot + first, bytes)?;
+                retained.add(stored.space, stored.addr + first * PAGE_SIZE, bytes)?;
+            }
+        }
+        Ok(retained)
+    }
+
+    fn empty() -> Result<Self, RetainedError> {
+        let fd = memfd_create(c"godwit-retained", MFdFlags::MFD_CLOEXEC)
+            .map_err(|errno| RetainedError::Io { action: "make", source: errno.into() })?;
+        Ok(Self::within(File::from(fd)))
+    }
+
+    /// How much memory it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Nothing yet, in an empty file.
@@ -181,7 +216,13 @@ impl Retention {
         most.saturating_sub(held)
     }
 
-    /// Keeps it for when the service comes back.
+    /// What may be retained of a service in place of what is retained of it now.
+    #[must_use]
+    pub fn room_for(&self, service: &str) -> u64 {
+        self.room() + self.lock().get(service).map_or(0, |retained| retained.bytes)
+    }
+
+    /// Keeps it for when the service comes, in place of what was kept of it.
     pub fn retain(&self, service: &str, retained: Retained) {
         if retained.bytes > 0 {
             self.lock().insert(service.into(), Arc::new(retained));

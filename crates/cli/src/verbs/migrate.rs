@@ -155,8 +155,8 @@ fn finish(report: &MigrationReport, global: &Global, interrupted: bool) -> anyho
     Ok(match (Outcome::of(report), interrupted) {
         (Outcome::Moved, _) => ExitCode::SUCCESS,
         (Outcome::Lost, _) => ExitCode::from(LOST),
-        (Outcome::Aborted, true) => ExitCode::from(INTERRUPTED),
-        (Outcome::Aborted, false) => ExitCode::FAILURE,
+        (Outcome::Aborted | Outcome::Prepared, true) => ExitCode::from(INTERRUPTED),
+        (Outcome::Aborted | Outcome::Prepared, false) => ExitCode::FAILURE,
     })
 }
 

@@ -32,6 +32,7 @@ pub struct Asked {
     pub capture: Mutex<Option<CaptureRequest>>,
     pub token: Mutex<Option<CreateTokenRequest>>,
     pub stop: Mutex<Vec<StopRequest>>,
+    pub prepared: Mutex<Vec<MigrateRequest>>,
     pub kill: Mutex<Vec<v1::KillRequest>>,
     pub update: Mutex<Vec<v1::UpdateRequest>>,
     pub stats: Mutex<Vec<v1::StatsRequest>>,
@@ -179,6 +180,7 @@ fn report(name: &str, outcome: &str, reason: &str) -> MigrationEvent {
         destination: "b".into(),
         outcome: outcome.into(),
         reason: reason.into(),
+        retained_bytes: 200 << 20,
         frozen_ms: 512.34,
         total_ms: 1930.0,
         dump_bytes: 201 << 20,
@@ -449,6 +451,17 @@ impl Node for Answers {
             ));
         }
         Ok(Response::new(RemoveResponse {}))
+    }
+
+    type PrepareStream = Items<MigrationEvent>;
+    async fn prepare(&self, request: Request<MigrateRequest>) -> Answer<Self::PrepareStream> {
+        let request = request.into_inner();
+        let answer = match request.to.as_str() {
+            "old" => report(&request.name, "aborted", "node old refuses: its godwit is too old"),
+            _ => report(&request.name, "prepared", "it was prepared, and the service stays"),
+        };
+        self.asked.prepared.lock().unwrap().push(request);
+        items(vec![progress("copy", 100 << 20, 201 << 20), answer])
     }
 
     type MigrateStream = Items<MigrationEvent>;

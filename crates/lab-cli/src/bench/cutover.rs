@@ -231,7 +231,7 @@ async fn one(
         let after = Counters::read(lab).await?;
         let service = match Outcome::of(&report) {
             Outcome::Moved => Some(of_service(lab).await?),
-            Outcome::Aborted | Outcome::Lost => None,
+            Outcome::Aborted | Outcome::Lost | Outcome::Prepared => None,
         };
         let row = serde_json::to_value(&report)?;
         let mut row = blocking(move || {

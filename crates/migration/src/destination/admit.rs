@@ -333,6 +333,7 @@ fn answer(
         parts: true,
         keepers: true,
         tries_storage: true,
+        retains: true,
         engine_layers: Vec::new(),
     }
 }

@@ -490,6 +490,7 @@ async fn receive_while_running(
                 link.send(Message::TreeApplied).await?;
             }
             Message::TreeBegin => return Ok(pages),
+            Message::Retain => return Err(DestinationError::Retain),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }
     }

@@ -189,6 +189,17 @@ pub struct Accepted {
     /// Whether it has tried what the service has as storage of both nodes.
     #[prost(bool, tag = "53")]
     pub tries_storage: bool,
+    /// Whether this node takes [`Message::Retain`](super::Message::Retain).
+    #[prost(bool, tag = "54")]
+    pub retains: bool,
+}
+
+/// What a destination has retained for a migration that may follow.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RetainEnd {
+    /// Of pages.
+    #[prost(uint64, tag = "1")]
+    pub bytes: u64,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

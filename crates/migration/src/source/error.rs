@@ -87,6 +87,12 @@ pub enum SourceError {
     /// The user or the daemon's shutdown.
     #[error("it was cancelled")]
     Cancelled,
+    /// The user has only asked for that.
+    #[error("it was prepared, and the service stays")]
+    Prepared {
+        /// What the destination has retained.
+        bytes: u64,
+    },
 }
 
 impl SourceError {

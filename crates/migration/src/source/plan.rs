@@ -72,6 +72,13 @@ impl Source {
                 Mode::Precopy,
                 "only what the service writes meanwhile has to cross while it is frozen".to_owned(),
             ),
+            _ if blind && self.options.prepares => {
+                return Err(SourceError::NotEligible(vec![format!(
+                    "node {} cannot tell which pages the service writes: {}; without that nothing can be prepared",
+                    self.local.node,
+                    reasons.join("; ")
+                )]));
+            }
             mode @ (Mode::Precopy | Mode::Hybrid) if blind => {
                 return Err(SourceError::NotEligible(vec![format!(
                     "mode {} needs to know which pages are written, and node {} cannot tell: {}; use mode cold or postcopy",

@@ -281,6 +281,8 @@ impl Source {
             "containers of other engines"
         } else if storage::shared(&self.service_there()?).next().is_some() && !accepted.tries_storage {
             "storage that nodes share"
+        } else if self.options.prepares && !accepted.retains {
+            "migrations that are only prepared"
         } else {
             return Ok(());
         };
