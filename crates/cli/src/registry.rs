@@ -13,10 +13,10 @@ mod manifest;
 mod skopeo;
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt as _,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -25,12 +25,14 @@ use anyhow::Context as _;
 use godwit_api::v1::{Image, ImageAddRequest, ImageListRequest};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use oci_spec::distribution::Reference;
+use rustix::fs::FlockOperation;
 use tempfile::TempDir;
 use tokio::time::{Instant, MissedTickBehavior};
+use tonic::{Response, Status};
 
 use crate::{client::Connection, interrupts::Interrupts, output};
-use manifest::{Descriptor, Manifest};
-use skopeo::Skopeo;
+use manifest::Descriptor;
+use skopeo::{PullError, Skopeo};
 
 /// How often what has come is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -58,7 +60,7 @@ pub(crate) enum Policy {
     Missing,
     /// Each time; it is pulled if it is another than the node has
     Always,
-    /// Each time, and if the registry does not answer, what the node has is taken
+    /// Each time; if that fails, what the node has is taken
     Newer,
     /// Never
     Never,
@@ -69,7 +71,8 @@ pub(crate) enum Policy {
 /// # Errors
 /// If it is none.
 pub(crate) fn reference(text: &str) -> anyhow::Result<Reference> {
-    let reference: Reference = text.parse().map_err(|error: oci_spec::distribution::ParseError| {
+    let bare = text.strip_prefix("docker://").unwrap_or(text);
+    let reference: Reference = bare.parse().map_err(|error: oci_spec::distribution::ParseError| {
         anyhow::anyhow!(
             "{text:?} is no image: {error}; write [REGISTRY/]NAME[:TAG] or [REGISTRY/]NAME@DIGEST"
         )
@@ -81,140 +84,232 @@ pub(crate) fn reference(text: &str) -> anyhow::Result<Reference> {
     })
 }
 
-/// The image of a reference on this node, pulled if the policy wants it. `None`: the user interrupted the pull.
-pub(crate) async fn image(
-    connection: &mut Connection,
-    reference: &Reference,
-    policy: Policy,
-    flags: &Reach,
-    quiet: bool,
-) -> anyhow::Result<Option<Image>> {
-    let mut interrupts = Interrupts::new()?;
-    tokio::select! {
-        image = brought(connection, reference, policy, flags, quiet) => image.map(Some),
-        () = interrupts.next() => Ok(None),
+/// Brings images to a node.
+pub(crate) struct Registry<'a> {
+    pub(crate) connection: &'a mut Connection,
+    pub(crate) interrupts: &'a mut Interrupts,
+    pub(crate) reach: &'a Reach,
+    /// Shows no progress.
+    pub(crate) quiet: bool,
+}
+
+impl Registry<'_> {
+    /// The image of a reference on this node, pulled if the policy wants it. `None`: the user interrupted the pull.
+    pub(crate) async fn image(
+        &mut self,
+        reference: &Reference,
+        policy: Policy,
+    ) -> anyhow::Result<Option<Image>> {
+        let answer = self.connection.node.image_list(ImageListRequest {}).await;
+        let here = answer.map_err(|status| self.connection.explain(&status))?.into_inner();
+        let known = here.images.into_iter().find(|image| is_known_by(image, reference));
+        let layers: HashMap<_, _> =
+            here.layers.into_iter().map(|layer| (layer.digest, layer.bytes)).collect();
+        match (known, policy) {
+            (Some(image), Policy::Missing | Policy::Never) => Ok(Some(image)),
+            (None, Policy::Never) => {
+                anyhow::bail!("this node has no image {reference}, and --pull never forbids to pull it")
+            }
+            (Some(image), Policy::Newer) => match self.pulled(reference, Some(&image), &layers).await {
+                Err(error) => {
+                    output::note(&format!("Warning: {error}; the image that this node has is taken"));
+                    Ok(Some(image))
+                }
+                pulled => pulled,
+            },
+            (known, _) => self.pulled(reference, known.as_ref(), &layers).await,
+        }
+    }
+
+    /// `here`: the layers that the node has, and their sizes.
+    async fn pulled(
+        &mut self,
+        reference: &Reference,
+        known: Option<&Image>,
+        here: &HashMap<String, u64>,
+    ) -> anyhow::Result<Option<Image>> {
+        let skopeo = Skopeo::new(self.reach);
+        let mut pull = Pull { skopeo: &skopeo, reference, top: String::new(), layers: Vec::new() };
+        tokio::select! {
+            biased;
+            () = self.interrupts.next() => return Ok(None),
+            looked = pull.look() => looked?,
+        }
+        if let Some(known) = known.filter(|known| known.digest == pull.top) {
+            return Ok(Some(known.clone()));
+        }
+        // One that is larger than what is here is another.
+        let is_here = |layer: &Descriptor| here.get(&layer.digest).is_some_and(|bytes| layer.size <= *bytes);
+        let (known, missing): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut pull.layers).into_iter().partition(is_here);
+        let shown = Shown::begin(reference, &missing, known.len(), self.quiet);
+        let mut added = self.copied(&pull, &known, &shown).await?;
+        if let Some(Err(status)) = &added
+            && status.code() == tonic::Code::Aborted
+        {
+            // A layer that the node had has gone meanwhile.
+            added = self.copied(&pull, &[], &shown).await?;
+        }
+        shown.end();
+        let Some(added) = added else { return Ok(None) };
+        Ok(Some(added.map_err(|status| self.connection.explain(&status))?))
+    }
+
+    /// Copies an image without these layers to a directory, and hands it to the daemon. `None`: the user interrupted it.
+    async fn copied(
+        &mut self,
+        pull: &Pull<'_>,
+        known: &[Descriptor],
+        shown: &Shown,
+    ) -> anyhow::Result<Option<Result<Image, Status>>> {
+        let scratch = Scratch::new()?;
+        if !pull.copy(scratch.path(), known, self.interrupts, shown).await? {
+            return Ok(None);
+        }
+        let request = ImageAddRequest {
+            path: scratch.path().to_string_lossy().into_owned(),
+            reference: pull.reference.to_string(),
+            digest: pull.top.clone(),
+        };
+        tokio::select! {
+            biased;
+            () = self.interrupts.next() => Ok(None),
+            added = self.connection.node.image_add(request) => Ok(Some(added.map(Response::into_inner))),
+        }
     }
 }
 
-async fn brought(
-    connection: &mut Connection,
-    reference: &Reference,
-    policy: Policy,
-    flags: &Reach,
-    quiet: bool,
-) -> anyhow::Result<Image> {
-    let answer = connection.node.image_list(ImageListRequest {}).await;
-    let here = answer.map_err(|status| connection.explain(&status))?.into_inner();
-    let wanted = reference.to_string();
-    let known = here.images.into_iter().find(|image| image.reference == wanted);
-    match (known, policy) {
-        (Some(image), Policy::Missing | Policy::Never) => Ok(image),
-        (None, Policy::Never) => {
-            anyhow::bail!("this node has no image {wanted}, and --pull never forbids to pull it");
-        }
-        (known, _) => {
-            let skopeo = Skopeo::new(flags);
-            let top = match (skopeo.manifest(&wanted).await, known) {
-                (Err(error), Some(image)) if policy == Policy::Newer => {
-                    output::note(&format!("Warning: {error}; the image that this node has is taken"));
-                    return Ok(image);
-                }
-                (Err(error), _) => return Err(error.into()),
-                (Ok(top), Some(image)) if top.digest == image.digest => return Ok(image),
-                (Ok(top), _) => top,
-            };
-            let layers: HashSet<_> = here.layers.into_iter().map(|layer| layer.digest).collect();
-            Pull { connection, skopeo: &skopeo, reference, top, quiet }.run(&layers).await
-        }
-    }
+/// Whether an image is what a reference says: by its name, or by its digest.
+fn is_known_by(image: &Image, reference: &Reference) -> bool {
+    image.reference == reference.to_string()
+        || reference.digest() == Some(&image.digest)
+            && image.reference.parse::<Reference>().is_ok_and(|named| {
+                (named.registry(), named.repository()) == (reference.registry(), reference.repository())
+            })
 }
 
 /// One image on its way.
 struct Pull<'a> {
-    connection: &'a mut Connection,
     skopeo: &'a Skopeo<'a>,
     reference: &'a Reference,
-    /// What the reference stands for: an index, or a manifest.
-    top: Manifest,
-    quiet: bool,
+    /// The digest of what the reference stands for: an index, or a manifest.
+    top: String,
+    /// Of the image for this machine.
+    layers: Vec<Descriptor>,
 }
 
 impl Pull<'_> {
-    /// `here`: the digests of the layers that the node has.
-    async fn run(mut self, here: &HashSet<String>) -> anyhow::Result<Image> {
-        let layers = match self.top.of_this_machine(&self.reference.to_string())? {
-            Some(instance) => self.skopeo.manifest(&self.pinned(&instance)).await?.layers,
-            None => self.top.layers.clone(),
+    /// Finds out what there is to pull. What has a digest is held against it: skopeo only shows these documents.
+    async fn look(&mut self) -> Result<(), PullError> {
+        let name = self.reference.to_string();
+        let top = self.skopeo.manifest(&name, self.reference.digest()).await?;
+        self.layers = match top.of_this_machine(&name)? {
+            Some(instance) => self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?.layers,
+            None => top.layers,
         };
-        let (known, missing): (Vec<_>, Vec<_>) =
-            layers.into_iter().partition(|layer| here.contains(&layer.digest));
-        let bytes: u64 = missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
-        let shown = Shown::begin(self.reference, missing.len(), known.len(), bytes, self.quiet);
-        let directory = scratch()?;
-        self.copy(directory.path(), &known, &shown).await?;
-        let added = match self.add(directory.path()).await {
-            Err(status) if !known.is_empty() && status.code() == tonic::Code::InvalidArgument => {
-                // A layer that the node had may have gone meanwhile.
-                let whole = scratch()?;
-                self.copy(whole.path(), &[], &shown).await?;
-                self.add(whole.path()).await
-            }
-            added => added,
-        };
-        shown.end();
-        Ok(added.map_err(|status| self.connection.explain(&status))?)
+        self.top = top.digest;
+        Ok(())
     }
 
     fn pinned(&self, digest: &str) -> String {
         self.reference.clone_with_digest(digest.to_owned()).to_string()
     }
 
-    /// Has the image of this machine copied to a layout directory, but for layers that the node has.
-    async fn copy(&self, directory: &Path, known: &[Descriptor], shown: &Shown) -> anyhow::Result<()> {
+    /// Has the image of this machine copied to a layout directory, but for layers that the node has. `false`: the user
+    /// interrupted it.
+    async fn copy(
+        &self,
+        directory: &Path,
+        known: &[Descriptor],
+        interrupts: &mut Interrupts,
+        shown: &Shown,
+    ) -> anyhow::Result<bool> {
         hold_places(directory, known).context("cannot prepare the directory that the image is pulled to")?;
         // What was looked at, also if the tag is given to another image just now.
-        let mut copy =
-            self.skopeo.copy(&self.reference.to_string(), &self.pinned(&self.top.digest), directory)?;
+        let mut copy = self.skopeo.copy(&self.reference.to_string(), &self.pinned(&self.top), directory)?;
         let mut clock = tokio::time::interval(TICK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut came, mut at) = (0, Instant::now());
         loop {
             tokio::select! {
-                ended = copy.ended() => return Ok(ended?),
+                biased;
+                () = interrupts.next() => {
+                    copy.kill().await?;
+                    return Ok(false);
+                }
+                ended = copy.ended() => {
+                    ended?;
+                    return Ok(true);
+                }
                 _ = clock.tick() => {
                     let now = bytes_below(directory);
                     if now != came {
                         (came, at) = (now, Instant::now());
                         shown.at(came);
                     } else if at.elapsed() > PATIENCE {
-                        anyhow::bail!(
-                            "{} cannot be pulled: nothing has come from the registry for {} s",
-                            self.reference,
-                            PATIENCE.as_secs()
-                        );
+                        copy.kill().await?;
+                        return Err(PullError::Silent {
+                            reference: self.reference.to_string(),
+                            seconds: PATIENCE.as_secs(),
+                        }
+                        .into());
                     }
                 }
             }
         }
     }
+}
 
-    async fn add(&mut self, directory: &Path) -> Result<Image, tonic::Status> {
-        let request = ImageAddRequest {
-            path: directory.to_string_lossy().into_owned(),
-            reference: self.reference.to_string(),
-            digest: self.top.digest.clone(),
-        };
-        Ok(self.connection.node.image_add(request).await?.into_inner())
+/// A directory that an image is pulled to, which goes with this program.
+struct Scratch {
+    directory: TempDir,
+    /// Locked for as long as somebody uses the directory.
+    _lock: File,
+}
+
+/// What names of such directories begin with.
+const PREFIX: &str = "godwit-pull-";
+
+impl Scratch {
+    fn new() -> anyhow::Result<Self> {
+        // Where large files go that need not outlive a restart, as Podman has it. skopeo takes a colon for an end.
+        let own =
+            std::env::var_os("TMPDIR").filter(|path| !path.is_empty() && !path.as_bytes().contains(&b':'));
+        let parent = own.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+        let context = || format!("cannot make a directory in {} to pull the image to", parent.display());
+        sweep(&parent).with_context(context)?;
+        let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&parent).with_context(context)?;
+        let lock = File::open(directory.path()).with_context(context)?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).with_context(context)?;
+        Ok(Self { directory, _lock: lock })
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
     }
 }
 
-/// Where large files go that need not outlive a restart, as Podman has it.
-fn scratch() -> anyhow::Result<TempDir> {
-    let parent = std::env::var_os("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
-    tempfile::Builder::new()
-        .prefix("godwit-pull-")
-        .tempdir_in(&parent)
-        .with_context(|| format!("cannot make a directory in {} to pull the image to", parent.display()))
+/// Removes what pulls of this user have left that were killed.
+fn sweep(parent: &Path) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        let is_ours = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
+        // Another pull may remove its own just now.
+        let Ok(metadata) = entry.metadata() else { continue };
+        if !is_ours || !metadata.is_dir() || metadata.uid() != own {
+            continue;
+        }
+        // One that was made just now may not be locked yet.
+        let is_old = metadata.modified()?.elapsed().is_ok_and(|age| age > PATIENCE);
+        if let Ok(directory) = File::open(entry.path())
+            && is_old
+            && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes an empty file of the right length for each layer that need not come: skopeo takes a blob that is in the layout
@@ -241,10 +336,12 @@ fn bytes_below(directory: &Path) -> u64 {
 struct Shown(Option<ProgressBar>);
 
 impl Shown {
-    fn begin(reference: &Reference, missing: usize, known: usize, bytes: u64, quiet: bool) -> Self {
+    fn begin(reference: &Reference, missing: &[Descriptor], known: usize, quiet: bool) -> Self {
         if quiet {
             return Self(None);
         }
+        let bytes = missing.iter().map(|layer| layer.size).fold(0, u64::saturating_add);
+        let missing = missing.len();
         let layers = |count: usize| if count == 1 { "layer" } else { "layers" };
         let known = if known == 0 { String::new() } else { format!("; {known} more are here") };
         let what =
@@ -277,7 +374,27 @@ impl Shown {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::reference;
+    use super::{Image, is_known_by, reference};
+
+    #[test]
+    fn an_image_is_known_by_its_name_and_by_its_digest() {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        let image = Image {
+            reference: "docker.io/library/redis:7".into(),
+            digest: digest.clone(),
+            ..Image::default()
+        };
+        for (typed, known) in [
+            ("redis:7".to_owned(), true),
+            (format!("redis@{digest}"), true),
+            ("redis".to_owned(), false),
+            (format!("other/redis@{digest}"), false),
+            (format!("quay.io/library/redis@{digest}"), false),
+            (format!("redis@{}", digest.replace("ab", "cd")), false),
+        ] {
+            assert_eq!(is_known_by(&image, &reference(&typed).unwrap()), known, "{typed}");
+        }
+    }
 
     #[test]
     fn references_are_whole_as_docker_has_them() {
@@ -286,6 +403,7 @@ mod tests {
             ("redis:7", "docker.io/library/redis:7"),
             ("user/app", "docker.io/user/app:latest"),
             ("localhost/app", "localhost/app:latest"),
+            ("docker://quay.io/x/y", "quay.io/x/y:latest"),
             ("10.0.0.1:5000/a/b:1", "10.0.0.1:5000/a/b:1"),
         ] {
             assert_eq!(reference(typed).unwrap().to_string(), whole, "{typed}");

@@ -342,21 +342,20 @@ pub(crate) enum Image {
     Reference(String),
 }
 
-/// An image, which is a file if there is one of this name.
+/// An image. A file is written as a path, or has the name of an archive: what lies about in the current directory does not
+/// take the place of a registry's image.
 pub(crate) fn image(text: &str) -> Result<Image, ValueError> {
     if let Some(reference) = text.strip_prefix("docker://") {
         return Ok(Image::Reference(reference.to_owned()));
     }
     let transport = ["oci-archive:", "oci:"].into_iter().find_map(|transport| text.strip_prefix(transport));
-    let path = absolute(transport.unwrap_or(text))?;
     // `ARCHIVE:NAME` names one of several images.
     let file = text.rsplit_once(':').map_or(text, |(file, _)| file);
     let is_path = transport.is_some()
         || text.starts_with(['/', '.'])
-        || path.exists()
-        || (!file.is_empty() && Path::new(file).exists());
+        || [text, file].iter().any(|name| name.ends_with(".tar"));
     Ok(if is_path {
-        Image::Path(path.to_string_lossy().into_owned())
+        Image::Path(absolute_text(transport.unwrap_or(text))?)
     } else {
         Image::Reference(text.to_owned())
     })

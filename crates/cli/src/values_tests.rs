@@ -200,7 +200,7 @@ fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path
         assert_eq!(image(&format!("docker://{reference}")), Ok(Image::Reference(reference.to_owned())));
     }
     for path in
-        ["/no/such/archive.tar", "./no-such.tar", "src", "src:latest", "oci:no-such", "oci-archive:x.tar"]
+        ["/no/such/archive", "./src", "../x:latest", "x.tar", "x.tar:latest", "oci:no-such", "oci-archive:x"]
     {
         assert!(matches!(image(path), Ok(Image::Path(path)) if path.starts_with('/')), "{path}");
     }

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::v1 as api;
-use godwit_engine::image::{Digest, NamedImage};
+use godwit_engine::image::{ArchiveFault, Digest, ImageError, NamedImage};
+use godwit_migration::error_chain;
 use tonic::Status;
 
 use crate::node::Node;
@@ -32,7 +33,7 @@ pub(crate) async fn add(node: &Arc<Node>, request: api::ImageAddRequest) -> Resu
     let named = tokio::task::spawn_blocking(move || {
         // Its layers are in use by nobody before the name is noted.
         let _hold = store.hold();
-        let mut image = store.import_oci(Path::new(&path)).map_err(invalid)?;
+        let mut image = store.import_oci(Path::new(&path)).map_err(not_taken)?;
         image.reference = reference;
         store.name(digest, image).map_err(internal)
     });
@@ -41,6 +42,18 @@ pub(crate) async fn add(node: &Arc<Node>, request: api::ImageAddRequest) -> Resu
         .await?
         .pop()
         .ok_or_else(|| Status::internal("an image has gone while it was added"))
+}
+
+/// Why an image was not taken. A blob that is another than its digest says may stand for a layer that the client took to be
+/// here: it tries again.
+fn not_taken(error: ImageError) -> Status {
+    match error {
+        ImageError::Archive { fault: ArchiveFault::BlobDigest { .. }, .. } => {
+            Status::aborted(error_chain(&error))
+        }
+        ImageError::Store { .. } => internal(error),
+        error => invalid(error),
+    }
 }
 
 /// The images of this node that have names.

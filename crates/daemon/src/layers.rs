@@ -72,7 +72,7 @@ pub(crate) async fn remove(node: &Arc<Node>, wanted: &[String]) -> Result<api::I
         }
         if begun.elapsed() > PATIENCE {
             return Err(Status::unavailable(
-                "a service is being created or is arriving, and needs its layers; try again when that has ended",
+                "a service is being created or is arriving, or an image is being pulled, and needs its layers; try again when that has ended",
             ));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -127,18 +127,28 @@ fn choose_all(
         let unused = layers.into_iter().filter(|layer| !used.contains_key(&layer.digest));
         return Ok(Chosen { layers: unused.collect(), ..Chosen::default() });
     }
-    let (going, staying): (Vec<_>, Vec<_>) =
-        images.iter().partition(|named| wanted.contains(&named.image.reference));
+    let is_meant = |named: &&NamedImage| wanted.iter().any(|text| means(text, named));
+    let (going, staying): (Vec<_>, Vec<_>) = images.iter().partition(is_meant);
     let needed: BTreeSet<_> = staying.iter().flat_map(|named| &named.image.layers).collect();
     let freed = going.iter().flat_map(|named| &named.image.layers);
     let mut digests: BTreeSet<_> =
         freed.filter(|layer| !needed.contains(layer) && !used.contains_key(layer)).cloned().collect();
     let names: Vec<_> = going.iter().map(|named| named.image.reference.clone()).collect();
-    for wanted in wanted.iter().filter(|wanted| !names.contains(wanted)) {
+    for wanted in wanted.iter().filter(|text| !going.iter().any(|named| means(text, named))) {
         digests.insert(choose(wanted, &layers, used)?.digest);
     }
     let layers = layers.into_iter().filter(|layer| digests.contains(&layer.digest));
     Ok(Chosen { names, layers: layers.collect() })
+}
+
+/// Whether a user means an image by this: its reference, with its digest in place of the tag or not, or its digest.
+fn means(text: &str, named: &NamedImage) -> bool {
+    let (reference, digest) = (&named.image.reference, named.digest.to_string());
+    let path = reference.rfind('/').map_or(0, |slash| slash + 1);
+    let end = reference[path..].find([':', '@']).map_or(reference.len(), |end| path + end);
+    *text == *reference
+        || *text == digest
+        || text.strip_prefix(&reference[..end]) == Some(&format!("@{digest}"))
 }
 
 /// The layer that a user means by a digest or its beginning.
@@ -299,6 +309,31 @@ mod tests {
         assert!(chosen(&["one", "three"]).is_err() && chosen(&["one", &digests[1].to_string()]).is_err());
         let pruned = chosen(&[]).unwrap();
         assert_eq!((pruned.names.len(), pruned.layers.len()), (0, 3));
+    }
+
+    #[test]
+    fn an_image_is_meant_by_its_reference_and_by_its_digest() {
+        let digest: Digest = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
+        let named = |reference: &str| NamedImage {
+            digest: digest.clone(),
+            image: godwit_engine::image::Image {
+                layers: Vec::new(),
+                config: godwit_engine::image::ImageConfig::default(),
+                architecture: "amd64".into(),
+                reference: reference.into(),
+            },
+            pulled_ms: 0,
+        };
+        for reference in ["h:5/a:1", "h:5/a"] {
+            for text in [reference.to_owned(), digest.to_string(), format!("h:5/a@{digest}")] {
+                assert!(means(&text, &named(reference)), "{text}");
+            }
+            for text in
+                ["h:5/a@".to_owned(), "h:5/b".into(), "a".into(), format!("h@{digest}"), String::new()]
+            {
+                assert!(!means(&text, &named(reference)), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use godwit_memory::batch::is_zero;
 use godwit_memory::pager::{Client, PagerError, Stored};
@@ -188,10 +189,17 @@ pub(crate) fn learn(hashes: &mut Hashes, message: &RetainedPages) -> Option<()> 
     Some(())
 }
 
+/// What was retained of a service, and when.
+#[derive(Debug)]
+struct Entry {
+    pages: Arc<Retained>,
+    since: Instant,
+}
+
 /// What was retained of all services that left, by their ids.
 #[derive(Debug)]
 pub struct Retention {
-    retained: Mutex<HashMap<String, Arc<Retained>>>,
+    retained: Mutex<HashMap<String, Entry>>,
     /// The operator's bound on all of it, bytes; none: a quarter of the free memory.
     most: Option<u64>,
 }
@@ -203,36 +211,40 @@ impl Retention {
         Self { retained: Mutex::default(), most }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Retained>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Entry>> {
         // Nothing can panic while the map is changed.
         self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What may be retained of one more service.
-    #[must_use]
-    pub fn room(&self) -> u64 {
-        let held: u64 = self.lock().values().map(|retained| retained.bytes).sum();
+    /// Makes room for so many bytes of a service's pages, in place of what is retained of it now: what was retained of
+    /// others goes, the oldest first. Returns how many bytes may be retained, which may be less.
+    pub fn make_room(&self, service: &str, bytes: u64) -> u64 {
+        let mut retained = self.lock();
+        let held: u64 = retained.values().map(|entry| entry.pages.bytes).sum();
         let most = self.most.unwrap_or_else(|| (available_memory() + held) / PART);
-        most.saturating_sub(held)
-    }
-
-    /// What may be retained of a service in place of what is retained of it now.
-    #[must_use]
-    pub fn room_for(&self, service: &str) -> u64 {
-        self.room() + self.lock().get(service).map_or(0, |retained| retained.bytes)
+        loop {
+            let others = retained.iter().filter(|(id, _)| *id != service);
+            let room = most.saturating_sub(others.clone().map(|(_, entry)| entry.pages.bytes).sum());
+            let oldest = others.min_by_key(|(_, entry)| entry.since).map(|(id, _)| id.clone());
+            match oldest {
+                Some(oldest) if room < bytes.min(most) => retained.remove(&oldest),
+                _ => return room,
+            };
+        }
     }
 
     /// Keeps it for when the service comes, in place of what was kept of it.
     pub fn retain(&self, service: &str, retained: Retained) {
         if retained.bytes > 0 {
-            self.lock().insert(service.into(), Arc::new(retained));
+            let entry = Entry { pages: Arc::new(retained), since: Instant::now() };
+            self.lock().insert(service.into(), entry);
         }
     }
 
     /// What was retained of a service.
     #[must_use]
     pub fn of(&self, service: &str) -> Option<Arc<Retained>> {
-        self.lock().get(service).cloned()
+        self.lock().get(service).map(|entry| Arc::clone(&entry.pages))
     }
 
     /// The service is back, or will not come.
@@ -313,13 +325,19 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_there_is_room_for() {
-        let retention = Retention::new(Some(4 * PAGE_SIZE));
+    fn the_oldest_give_way_and_no_more_is_kept_than_there_is_room_for() {
+        let retention = Retention::new(Some(8 * PAGE_SIZE));
         retention.retain("a", retained());
-        assert_eq!(retention.room(), PAGE_SIZE);
-        assert!(retention.of("a").is_some() && retention.of("b").is_none());
-        retention.forget("a");
-        assert_eq!(retention.room(), 4 * PAGE_SIZE);
+        retention.retain("b", retained());
+        assert_eq!(retention.make_room("b", 5 * PAGE_SIZE), 5 * PAGE_SIZE, "its own pages give way");
+        assert_eq!(retention.make_room("c", PAGE_SIZE), 2 * PAGE_SIZE);
+        assert!(retention.of("a").is_some() && retention.of("b").is_some());
+        assert_eq!(retention.make_room("c", 3 * PAGE_SIZE), 5 * PAGE_SIZE);
+        assert!(retention.of("a").is_none() && retention.of("b").is_some(), "the oldest goes first");
+        assert_eq!(retention.make_room("c", 9 * PAGE_SIZE), 8 * PAGE_SIZE);
+        retention.retain("c", retained());
+        assert!(retention.of("b").is_none() && retention.of("c").is_some());
+        retention.forget("c");
         assert!(!retention.give_up());
     }
 }

@@ -5,7 +5,10 @@ use oci_spec::image::Arch;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::skopeo::PullError;
+use super::skopeo::{PullError, plain};
+
+/// Most platforms that an error names.
+const MOST_SHOWN: usize = 20;
 
 /// A manifest or an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +29,8 @@ pub(super) struct Descriptor {
     platform: Option<Platform>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 struct Platform {
     architecture: String,
     os: String,
@@ -34,10 +38,8 @@ struct Platform {
 
 #[derive(Deserialize)]
 struct Document {
-    #[serde(default)]
-    layers: Vec<Descriptor>,
-    #[serde(default)]
-    manifests: Vec<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<Descriptor>>,
 }
 
 impl Manifest {
@@ -46,7 +48,8 @@ impl Manifest {
         let Document { layers, manifests } = serde_json::from_slice(document)
             .map_err(|cause| PullError::Manifest { reference: reference.to_owned(), cause })?;
         let hex: String = Sha256::digest(document).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { digest: format!("sha256:{hex}"), layers, instances: manifests })
+        let (layers, instances) = (layers.unwrap_or_default(), manifests.unwrap_or_default());
+        Ok(Self { digest: format!("sha256:{hex}"), layers, instances })
     }
 
     /// The digest of the image for this machine's platform; `None`: this is an image's manifest itself.
@@ -70,10 +73,11 @@ impl Manifest {
             .collect();
         others.sort();
         others.dedup();
+        others.truncate(MOST_SHOWN);
         Err(PullError::Platform {
             reference: reference.to_owned(),
             wanted: format!("linux/{wanted}"),
-            found: if others.is_empty() { "no platform at all".into() } else { others.join(", ") },
+            found: if others.is_empty() { "no platform at all".into() } else { plain(&others.join(", ")) },
         })
     }
 }

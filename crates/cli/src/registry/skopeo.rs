@@ -1,6 +1,12 @@
 //! The program skopeo: what it is asked, and what went wrong in words that say what to do.
 
-use std::{ffi::OsString, io, path::Path, process::Stdio};
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    path::Path,
+    process::Stdio,
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
@@ -13,8 +19,8 @@ use super::{Reach, manifest::Manifest};
 const MAX_MANIFEST: u64 = 4 << 20;
 /// As much as is read of what skopeo says, bytes.
 const MAX_SAID: u64 = 64 << 10;
-/// How long a registry may take to answer a question, as skopeo writes times.
-const PATIENCE: &str = "2m";
+/// How long a registry may take to answer a question.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// How often skopeo tries again where a network failed.
 const RETRIES: &str = "3";
 
@@ -32,6 +38,14 @@ pub(crate) enum PullError {
     Refused { reference: String, said: String, advice: String },
     #[error("what the registry has for {reference} is no manifest: {cause}")]
     Manifest { reference: String, cause: serde_json::Error },
+    #[error("what the registry has for {reference} has {bytes} bytes or more, too many for a manifest")]
+    Large { reference: String, bytes: u64 },
+    #[error("what the registry gives for {reference} has the digest {found}: it is not what was asked for")]
+    Digest { reference: String, found: String },
+    #[error(
+        "{reference} cannot be pulled: skopeo has heard nothing for {seconds} s, from the registry or from a credential helper"
+    )]
+    Silent { reference: String, seconds: u64 },
     #[error(
         "there is no image {reference} for {wanted}, which this machine is; there are images for {found}"
     )]
@@ -46,16 +60,39 @@ impl<'a> Skopeo<'a> {
         Self(flags)
     }
 
-    /// What a registry has under a reference.
-    pub(super) async fn manifest(&self, reference: &str) -> Result<Manifest, PullError> {
+    /// What a registry has under a reference, of which the digest may be known.
+    pub(super) async fn manifest(
+        &self,
+        reference: &str,
+        digest: Option<&str>,
+    ) -> Result<Manifest, PullError> {
+        let asked = tokio::time::timeout(PATIENCE, self.ask(reference));
+        let document = asked.await.map_err(|_| PullError::Silent {
+            reference: reference.to_owned(),
+            seconds: PATIENCE.as_secs(),
+        })??;
+        let manifest = Manifest::read(reference, &document)?;
+        match digest {
+            Some(digest) if digest != manifest.digest => {
+                Err(PullError::Digest { reference: reference.to_owned(), found: manifest.digest })
+            }
+            _ => Ok(manifest),
+        }
+    }
+
+    async fn ask(&self, reference: &str) -> Result<Vec<u8>, PullError> {
         let mut command = Command::new("skopeo");
-        command.args(["--command-timeout", PATIENCE, "inspect", "--raw", "--retry-times", RETRIES]);
+        command.args(["inspect", "--raw", "--retry-times", RETRIES]);
         command.args(self.reached("")).arg(format!("docker://{reference}")).stdout(Stdio::piped());
         let mut running = Running::start(command, reference)?;
         let answer = running.child.stdout.take();
         let (document, ended) = tokio::join!(read(answer, MAX_MANIFEST), running.ended());
         ended?;
-        Manifest::read(reference, &document.map_err(|cause| PullError::Skopeo { cause })?)
+        let document = document.map_err(|cause| PullError::Skopeo { cause })?;
+        if document.len() as u64 >= MAX_MANIFEST {
+            return Err(PullError::Large { reference: reference.to_owned(), bytes: MAX_MANIFEST });
+        }
+        Ok(document)
     }
 
     /// Begins to copy this machine's image to a layout directory: `pinned` is what the reference stands for.
@@ -64,6 +101,8 @@ impl<'a> Skopeo<'a> {
         layout.push(directory);
         let mut command = Command::new("skopeo");
         command.args(["copy", "--quiet", "--retry-times", RETRIES]).args(self.reached("src-"));
+        // They were verified, if the machine's policy wants that; a layout has no place for them. Layers stay as they are.
+        command.args(["--remove-signatures", "--dest-oci-accept-uncompressed-layers"]);
         command.arg(format!("docker://{pinned}")).arg(layout).stdout(Stdio::null());
         Running::start(command, reference)
     }
@@ -71,7 +110,7 @@ impl<'a> Skopeo<'a> {
     /// The flags that say how a registry is reached, which have a prefix where there could be two registries.
     fn reached(&self, prefix: &str) -> Vec<OsString> {
         let mut flags = Vec::new();
-        let mut flag = |name: &str, value: &std::ffi::OsStr| {
+        let mut flag = |name: &str, value: &OsStr| {
             let mut flag = OsString::from(format!("--{prefix}{name}="));
             flag.push(value);
             flags.push(flag);
@@ -99,13 +138,19 @@ pub(super) struct Running {
 
 impl Running {
     fn start(mut command: Command, reference: &str) -> Result<Self, PullError> {
-        command.stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        // Ctrl-C is for this program, which ends skopeo.
+        command.process_group(0).stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(|cause| match cause.kind() {
             io::ErrorKind::NotFound => PullError::NoSkopeo,
             _ => PullError::Skopeo { cause },
         })?;
         let stderr = child.stderr.take();
         Ok(Self { child, stderr, said: Vec::new(), reference: reference.to_owned() })
+    }
+
+    /// Ends it, and returns when it has ended.
+    pub(super) async fn kill(&mut self) -> Result<(), PullError> {
+        self.child.kill().await.map_err(|cause| PullError::Skopeo { cause })
     }
 
     /// Returns when it has ended; can be called again when it was dropped before.
@@ -128,7 +173,7 @@ impl Running {
         if self.child.wait().await.map_err(failed)?.success() {
             return Ok(());
         }
-        let said = message(&String::from_utf8_lossy(&self.said));
+        let said = plain(&message(&String::from_utf8_lossy(&self.said)));
         let advice = advice(&said, &self.reference);
         Err(PullError::Refused { reference: self.reference.clone(), said, advice })
     }
@@ -153,16 +198,35 @@ fn message(log: &str) -> String {
     serde_json::from_str(quoted).unwrap_or_else(|_| quoted.trim_matches('"').to_owned())
 }
 
+/// A registry's words without what a terminal would not show as text.
+pub(super) fn plain(text: &str) -> String {
+    let is_text = |c: char| c == ' ' || !(c.is_control() || c.is_whitespace() || is_direction(c));
+    text.chars().map(|c| if is_text(c) { c } else { ' ' }).take(2000).collect()
+}
+
+/// Whether it changes the order in which letters are shown.
+fn is_direction(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// What to do, for what is known to be usual.
 fn advice(said: &str, reference: &str) -> String {
     let registry = reference.split('/').next().unwrap_or_default();
+    // Names may hold any of the words.
+    let said = said.replace(reference, "");
+    // Under sudo the logins of root count.
+    let sudo = if std::env::var_os("SUDO_UID").is_some() { "sudo " } else { "" };
     let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
-    if has(&["gave HTTP response to HTTPS"]) {
+    if has(&["docker-credential-"]) {
+        "; the credential helper that your containers-auth.json(5) names does not work here".into()
+    } else if has(&["permission denied"]) {
+        String::new()
+    } else if has(&["gave HTTP response to HTTPS"]) {
         "; give --tls-verify=false if you trust the network to this registry".into()
-    } else if has(&["x509:", "certificate"]) {
+    } else if has(&["unknown authority"]) {
         format!("; put the registry's CA into /etc/containers/certs.d/{registry}/ca.crt, or give --cert-dir")
     } else if has(&["unauthorized", "authentication required", "denied", "invalid username/password"]) {
-        format!("; there is no such image, or you have to log in: `skopeo login {registry}`")
+        format!("; there is no such image, or you have to log in: `{sudo}skopeo login {registry}`")
     } else if has(&["manifest unknown", "name unknown", "not found"]) {
         "; the registry has no image of this name, or not this tag".into()
     } else if has(&[
@@ -181,7 +245,7 @@ fn advice(said: &str, reference: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{advice, message};
+    use super::{advice, message, plain};
 
     #[test]
     fn what_skopeo_says_last_is_told_with_what_to_do() {
@@ -201,6 +265,12 @@ mod tests {
             advice("dial tcp 1.2.3.4:5: connect: connection refused", "h:5/x").contains("cannot be reached")
         );
         assert!(advice("manifest unknown: manifest unknown", "h:5/x").contains("not this tag"));
+        let helper = "exec: \"docker-credential-desktop\": executable file not found in $PATH";
+        assert!(advice(helper, "h:5/x").contains("credential helper"));
+        for other in ["open /root/auth.json: permission denied", "reading manifest of h:5/denied: EOF"] {
+            assert_eq!(advice(other, "h:5/denied"), "", "{other}");
+        }
+        assert_eq!(plain("a\u{1b}[2Jb\nc\u{202e}d"), "a [2Jb c d");
         assert_eq!(message("panic\n\n"), "panic");
         assert_eq!(message(""), "skopeo failed and said nothing");
     }

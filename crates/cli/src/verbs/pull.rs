@@ -5,16 +5,16 @@ use std::process::ExitCode;
 use crate::{
     client::Connection,
     global::Global,
-    interrupts::INTERRUPTED,
+    interrupts::{INTERRUPTED, Interrupts},
     output,
-    registry::{self, Policy, Reach},
+    registry::{self, Policy, Reach, Registry},
 };
 
 /// Bring images from registries to this node; print each with its digest
 ///
 /// `redis` is docker.io/library/redis:latest, as Docker has it. Credentials are those of `skopeo login`, `podman login` and
 /// `docker login`; mirrors, certificates and signatures are configured as for Podman (containers-registries.conf(5)).
-/// Layers that the node has do not come again.
+/// Under sudo they are root's. Layers that the node has do not come again.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -35,11 +35,17 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let wanted = args.images.iter().map(|text| registry::reference(text));
     let wanted: Vec<_> = wanted.collect::<anyhow::Result<_>>()?;
     let mut connection = Connection::open(global).await?;
+    let mut interrupts = Interrupts::new()?;
     for reference in wanted {
-        let quiet = args.quiet || global.json;
-        let image =
-            registry::image(&mut connection, &reference, Policy::Always, &args.registry, quiet).await?;
-        let Some(image) = image else { return Ok(ExitCode::from(INTERRUPTED)) };
+        let mut registry = Registry {
+            connection: &mut connection,
+            interrupts: &mut interrupts,
+            reach: &args.registry,
+            quiet: args.quiet || global.json,
+        };
+        let Some(image) = registry.image(&reference, Policy::Always).await? else {
+            return Ok(ExitCode::from(INTERRUPTED));
+        };
         if global.json {
             output::json(&image)?;
         } else {

@@ -10,9 +10,9 @@ use godwit_api::v1::{Mount, PublishedPort, RunRequest, run_request::Source};
 use crate::{
     client::Connection,
     global::Global,
-    interrupts::INTERRUPTED,
+    interrupts::{INTERRUPTED, Interrupts},
     output,
-    registry::{self, Policy, Reach},
+    registry::{self, Policy, Reach, Registry},
     values,
 };
 
@@ -32,7 +32,7 @@ Examples:
   godwit run --name dns --image dns.tar --cap-drop ALL --cap-add NET_BIND_SERVICE --read-only named -f"
 )]
 pub(crate) struct Args {
-    /// Name of the service, unique in the cluster [default: made from the command]
+    /// Name of the service, unique in the cluster [default: made from the image's or the command's]
     #[arg(long)]
     name: Option<String>,
     /// Address of the service, which moves with it [default: the next free one of its network]
@@ -113,7 +113,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command) -> anyhow::Result<ExitCode> {
     let mut command = args.command;
     let image = match (args.image, &args.rootfs) {
-        (None, None) => first_word(&mut command)?,
+        (None, None) => first_word(&mut command, definition)?,
         (image, _) => {
             check_command(&command, &std::env::args().collect::<Vec<_>>(), definition)?;
             image
@@ -128,13 +128,21 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         None => values::invented_name(&named_after(image.as_ref(), &command))?,
     };
     let mut connection = Connection::open(global).await?;
+    let mut interrupts = Interrupts::new()?;
     let source = match (image, args.rootfs) {
         (Some(values::Image::Path(path)), _) => Some(Source::Image(path)),
         (Some(values::Image::Reference(text)), _) => {
-            let reference = registry::reference(&text)?;
-            let image =
-                registry::image(&mut connection, &reference, args.pull, &args.registry, global.json).await;
-            match image.map_err(|error| no_file_either(error, &text))? {
+            let mut registry = Registry {
+                connection: &mut connection,
+                interrupts: &mut interrupts,
+                reach: &args.registry,
+                quiet: global.json,
+            };
+            let image = match registry::reference(&text) {
+                Ok(reference) => registry.image(&reference, args.pull).await,
+                Err(error) => Err(error),
+            };
+            match image.map_err(|error| meant_a_file(error, &text))? {
                 Some(image) => Some(Source::Reference(image.reference)),
                 None => return Ok(ExitCode::from(INTERRUPTED)),
             }
@@ -162,7 +170,10 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         ..args.confinement.request()?
     };
     let stays = what_stays(&request);
-    let answer = connection.node.run(request).await;
+    let answer = tokio::select! {
+        answer = connection.node.run(request) => answer,
+        () = interrupts.next() => return Ok(ExitCode::from(INTERRUPTED)),
+    };
     let service = answer.map_err(|status| connection.explain(&status))?.into_inner();
     if global.json {
         output::json(&output::service_json(&service))?;
@@ -176,13 +187,17 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
 }
 
 /// Takes the image from the words after the flags: what is left is the command, as in Podman.
-fn first_word(words: &mut Vec<String>) -> anyhow::Result<Option<values::Image>> {
+fn first_word(words: &mut Vec<String>, godwit: &clap::Command) -> anyhow::Result<Option<values::Image>> {
     let mut left = std::mem::take(words).into_iter();
     let image = left.next().map(|word| values::image(&word)).transpose()?;
     *words = left.collect();
-    // As after --image.
-    if words.first().is_some_and(|word| word == "--") {
-        words.remove(0);
+    match words.first() {
+        // As after --image.
+        Some(word) if word == "--" => drop(words.remove(0)),
+        Some(word) if is_flag(word, godwit) => anyhow::bail!(
+            "{word} after the image may be for godwit or for the image's own program: put {word} before the image if it is for godwit, or `--` before {word} if it is not"
+        ),
+        _ => {}
     }
     Ok(image)
 }
@@ -199,11 +214,10 @@ fn named_after(image: Option<&values::Image>, command: &[String]) -> String {
     }
 }
 
-/// Who meant a file is told that it is not there.
-fn no_file_either(error: anyhow::Error, text: &str) -> anyhow::Error {
-    let is_like_a_file = [".tar", ".oci", ".gz", ".zst"].iter().any(|end| text.ends_with(end));
-    if is_like_a_file {
-        error.context(format!("there is no file {text}, and as an image of a registry"))
+/// Who meant a file is told how files are written.
+fn meant_a_file(error: anyhow::Error, text: &str) -> anyhow::Error {
+    if std::path::Path::new(text).exists() {
+        anyhow::anyhow!("{error:#}; the file of this name is meant by ./{text}")
     } else {
         error
     }
@@ -234,19 +248,7 @@ fn check_command(command: &[String], typed: &[String], godwit: &clap::Command) -
     if before.is_some_and(|word| word == "--") {
         return Ok(());
     }
-    let run = godwit.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
-    let flags: Vec<_> = godwit.get_arguments().chain(run).collect();
-    let is_own = |word: &&String| {
-        let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
-        flags.iter().any(|flag| {
-            flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long))
-                || flag.get_short().is_some_and(|short| {
-                    // `-p80:80` is `-p 80:80`.
-                    name.strip_prefix('-').is_some_and(|rest| rest.starts_with(short))
-                })
-        })
-    };
-    match words.iter().find(is_own) {
+    match words.iter().find(|word| is_flag(word, godwit)) {
         None => Ok(()),
         Some(word) => anyhow::bail!(
             "{word} after {program} may be for godwit or for {program}: put {word} before {program} if it is for godwit, or `--` before {program} if it is not"
@@ -254,9 +256,45 @@ fn check_command(command: &[String], typed: &[String], godwit: &clap::Command) -
     }
 }
 
+/// Whether a word is a flag of `godwit run`.
+fn is_flag(word: &str, godwit: &clap::Command) -> bool {
+    let run = godwit.find_subcommand("run").map(clap::Command::get_arguments).into_iter().flatten();
+    let name = word.split_once('=').map_or(word, |(name, _)| name);
+    godwit.get_arguments().chain(run).any(|flag| {
+        flag.get_long().is_some_and(|long| name.strip_prefix("--") == Some(long))
+            || flag.get_short().is_some_and(|short| {
+                // `-p80:80` is `-p 80:80`.
+                name.strip_prefix('-').is_some_and(|rest| rest.starts_with(short))
+            })
+    })
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
-    use super::check_command;
+    use super::{check_command, first_word};
+
+    #[test]
+    fn the_first_word_is_the_image_and_all_others_are_the_command() {
+        let split = |line: &str| {
+            let mut words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+            let image = first_word(&mut words, &crate::definition());
+            (image.map_err(|error| error.to_string()), words.join(" "))
+        };
+        for (line, command) in [
+            ("redis", ""),
+            ("redis redis-server --save x --name y", "redis-server --save x --name y"),
+            ("redis -- --name x", "--name x"),
+            ("redis --bind 0.0.0.0", "--bind 0.0.0.0"),
+        ] {
+            let (image, words) = split(line);
+            assert_eq!(image.unwrap(), Some(crate::values::Image::Reference("redis".into())), "{line}");
+            assert_eq!(words, command, "{line}");
+        }
+        for line in ["redis --name x", "redis -p80:80"] {
+            assert!(split(line).0.unwrap_err().contains("before the image"), "{line}");
+        }
+    }
 
     fn said(line: &str) -> String {
         let typed: Vec<_> = line.split(' ').map(str::to_owned).collect();

@@ -46,6 +46,8 @@ impl Store {
             fs::File::open(self.directory().join(NAMES))?.sync_all()
         };
         keep().map_err(|error| self.fault(&format!("note image {}", named.image.reference), error))?;
+        // What has just been pulled is not the first to go.
+        named.image.layers.iter().try_for_each(|layer| self.touch(layer))?;
         Ok(named)
     }
 

@@ -12,6 +12,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use oci_spec::OciSpecError;
@@ -346,13 +347,22 @@ impl Layout {
         let read = |source| ArchiveFault::Read { member: name.to_owned(), source };
         match self {
             Self::Directory(directory) => {
-                let file = match File::open(directory.join(name)) {
+                // A FIFO would wait for a writer.
+                let opened =
+                    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(directory.join(name));
+                let file = match opened {
                     Ok(file) => file,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                     Err(error) => return Err(read(error)),
                 };
-                let size = file.metadata().map_err(read)?.len();
-                Ok(Some((Box::new(file), size)))
+                let metadata = file.metadata().map_err(read)?;
+                if !metadata.is_file() {
+                    return Err(read(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        "it is not a regular file",
+                    )));
+                }
+                Ok(Some((Box::new(file), metadata.len())))
             }
             Self::Archive { file, members } => {
                 let Some((offset, size)) = members.get(name) else { return Ok(None) };

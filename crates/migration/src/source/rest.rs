@@ -15,8 +15,11 @@ use crate::service::Service;
 
 /// Retains the service's pages for when it comes back, within the bound.
 pub(super) async fn retain(local: &NodeResources, service: &Service) {
-    let room = local.retention.room();
-    let pids = match local.engine.processes(&local.config(service)).await {
+    let config = local.config(service);
+    // It may have no cgroup of its own any more.
+    let bytes = local.engine.memory_current(&config).await.unwrap_or(0);
+    let room = local.retention.make_room(&service.id, bytes);
+    let pids = match local.engine.processes(&config).await {
         Ok(pids) => pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect::<Vec<_>>(),
         Err(error) => return not_retained(&error),
     };
