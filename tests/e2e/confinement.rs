@@ -6,11 +6,12 @@ use std::{
     fs,
     io::Read,
     net::{Ipv4Addr, SocketAddrV4},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
 };
 
-use godwit_tests::{Bed, compile};
+use godwit_lab::workload::Workload;
+use godwit_tests::{Bed, compile, programs, victim::daemon};
 use serde_json::Value;
 
 const NAME: &str = "confined";
@@ -322,4 +323,42 @@ fn services_move_between_machines_of_other_uptimes_under_what_the_shipped_unit_l
     let doctor = bed.godwit("a", &["--json", "doctor"]).stdout;
     let checks: Value = serde_json::from_str(doctor.lines().last().unwrap_or_default()).unwrap();
     assert!(!doctor.contains("without CAP_SYS_TIME"), "{checks:#}");
+}
+
+#[test]
+fn signals_that_godwitd_was_started_without_are_heeded_inside() {
+    // As nohup(1) and shells in the background start programs.
+    let directory = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(programs()).unwrap() {
+        let program = entry.unwrap();
+        if program.file_name() != "godwitd" && program.file_type().unwrap().is_file() {
+            std::os::unix::fs::symlink(program.path(), directory.path().join(program.file_name())).unwrap();
+        }
+    }
+    let wrapper = directory.path().join("godwitd");
+    let real = programs().join("godwitd");
+    fs::write(&wrapper, format!("#!/bin/sh\ntrap '' HUP INT QUIT\nexec {} \"$@\"\n", real.display()))
+        .unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    let bed = Bed::up_with("signals", |config| {
+        config.programs.of_nodes.insert("a".into(), directory.path().to_owned());
+    });
+    let ignored = |status: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+        u64::from_str_radix(line.trim(), 16).unwrap()
+    };
+    let preset = bed.build(Workload::Busybox);
+    let rootfs = preset.rootfs.to_str().unwrap();
+    bed.done("a", &["run", "--name", NAME, "--rootfs", rootfs, "--", "sleep", "1000"]);
+    let daemon = daemon(&bed, "a").unwrap().as_raw_nonzero();
+    assert_eq!(
+        ignored(&fs::read_to_string(format!("/proc/{daemon}/status")).unwrap()) & 5,
+        5,
+        "it takes SIGINT itself"
+    );
+    let main = fs::read_to_string(format!("/proc/{}/status", bed.pid("a", NAME))).unwrap();
+    let command = bed.done("a", &["exec", NAME, "--", "cat", "/proc/self/status"]);
+    for status in [main, command] {
+        assert_eq!(ignored(&status) & 7, 0, "{status}");
+    }
 }

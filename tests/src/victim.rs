@@ -579,7 +579,7 @@ fn is_excused(reason: &str) -> bool {
 }
 
 /// The daemon of a node.
-fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
+pub fn daemon(bed: &Bed, node: &str) -> Option<rustix::process::Pid> {
     programs_of(bed, node, "godwitd").first().copied()
 }
 

@@ -265,7 +265,7 @@ impl Node {
     }
 
     /// The same for what somebody has asked for.
-    pub(crate) async fn reserve(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
+    async fn reserve(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
         let is_free = |transient: &mut Transient| transient.claim(name, Claim::default());
         let reserved = self.past_looks(name, is_free).await;
         reserved.then(|| Occupied { node: Arc::clone(self), name: name.clone() })

@@ -53,7 +53,7 @@ impl Objection {
 pub(crate) async fn start(node: &Arc<Node>, name: &ServiceName) -> Result<api::Service, Status> {
     node.settle(name).await;
     services::owned(node, name)?;
-    let _occupied = node.reserve(name).await.ok_or_else(|| services::occupied(name))?;
+    let _occupied = node.reserve_soon(name).await.ok_or_else(|| services::occupied(name))?;
     start_ended(node, services::owned(node, name)?).await
 }
 
@@ -65,7 +65,7 @@ pub(crate) async fn restart(
 ) -> Result<api::Service, Status> {
     node.settle(name).await;
     services::owned(node, name)?;
-    let _occupied = node.reserve(name).await.ok_or_else(|| services::occupied(name))?;
+    let _occupied = node.reserve_soon(name).await.ok_or_else(|| services::occupied(name))?;
     let owned = services::owned(node, name)?;
     if owned.exit_code.is_none() {
         // Before the service is stopped in vain.

@@ -454,7 +454,7 @@ pub(crate) async fn stop(
 ) -> Result<api::Service, Status> {
     node.settle(name).await;
     owned(node, name)?;
-    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve_soon(name).await.ok_or_else(|| occupied(name))?;
     let service = owned(node, name)?;
     // Before it ends: it stays stopped, whatever happens to this daemon.
     node.state.set_stopped(&service.service).map_err(internal)?;
@@ -509,7 +509,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &ServiceName, force: bool) ->
         return forget(node, name).await;
     }
     owned(node, name)?;
-    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve_soon(name).await.ok_or_else(|| occupied(name))?;
     let service = owned(node, name)?;
     if service.exit_code.is_none() && !force {
         return Err(Status::failed_precondition(format!(
@@ -547,7 +547,7 @@ async fn forget(node: &Arc<Node>, name: &ServiceName) -> Result<(), Status> {
     let Some(placement) = placement.filter(|placement| placement.node == node.name) else {
         return owned(node, name).map(drop);
     };
-    let _occupied = node.reserve(name).await.ok_or_else(|| occupied(name))?;
+    let _occupied = node.reserve_soon(name).await.ok_or_else(|| occupied(name))?;
     let local = node.local();
     let open = local.journal.unfinished_of(&placement.id).map_err(internal)?;
     if node.state.service(name).map_err(internal)?.is_some() || !open.is_empty() || local.doubts.has(name) {

@@ -138,8 +138,22 @@ impl Terminal {
     }
 }
 
+/// Whoever has started godwitd may have these ignored, as nohup(1) and shells in the background do, which its children
+/// would inherit.
+fn heed_signals() -> io::Result<()> {
+    for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action is no handler of this program.
+        if unsafe { libc::signal(number, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// Starts an engine's program for a command, with the streams that were asked for.
 pub(crate) fn start(mut program: Command, terminal: Option<TerminalSize>) -> io::Result<ExecIo> {
+    // SAFETY: between fork and exec only system calls are made.
+    unsafe { program.pre_exec(heed_signals) };
     let Some(size) = terminal else {
         let ((stdin_read, stdin), (stdout, stdout_write), (stderr, stderr_write)) =
             (io::pipe()?, io::pipe()?, io::pipe()?);
@@ -156,10 +170,6 @@ pub(crate) fn start(mut program: Command, terminal: Option<TerminalSize>) -> io:
     // SAFETY: between fork and exec only system calls are made. Standard input is the terminal by then.
     unsafe {
         program.pre_exec(|| {
-            // Who has started godwitd may have it ignored, which its children would inherit.
-            if libc::signal(libc::SIGHUP, libc::SIG_DFL) == libc::SIG_ERR {
-                return Err(io::Error::last_os_error());
-            }
             rustix::process::setsid()?;
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             Ok(())

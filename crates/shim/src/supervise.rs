@@ -181,8 +181,8 @@ fn start(arguments: &Arguments, stdout: OwnedFd, stderr: OwnedFd) -> Result<Pid,
     // A child inherits the mask, and so would every process of the container: signals blocked for
     // good, and a SIGCONT that stays pending and that CRIU cannot restore.
     let unblock = || SigSet::empty().thread_set_mask().map_err(std::io::Error::from);
-    // SAFETY: the closure only calls pthread_sigmask(3), which is async-signal-safe.
-    unsafe { command.pre_exec(unblock) };
+    // SAFETY: the closures only call pthread_sigmask(3) and signal(2), which are async-signal-safe.
+    unsafe { command.pre_exec(unblock).pre_exec(heed_signals) };
     if arguments.without_huge_pages {
         // SAFETY: the closure only makes one system call.
         unsafe { command.pre_exec(leave_huge_pages) };
@@ -191,6 +191,18 @@ fn start(arguments: &Arguments, stdout: OwnedFd, stderr: OwnedFd) -> Result<Pid,
         .spawn()
         .map_err(|error| format!("{} cannot be started: {error}", program.to_string_lossy()))?;
     i32::try_from(child.id()).map(Pid::from_raw).map_err(|error| error.to_string())
+}
+
+/// Whoever has started the daemon may have these ignored, as nohup(1) and shells in the background do: a child would
+/// inherit that, and so would every process of the container.
+fn heed_signals() -> std::io::Result<()> {
+    for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default action is no handler of this program.
+        if unsafe { libc::signal(number, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(std::io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// Turns transparent huge pages off for this process and all that it starts, from before its program runs.
