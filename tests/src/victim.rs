@@ -592,7 +592,7 @@ fn unfinished(state: &Path) -> u32 {
 }
 
 /// The processes of a node itself, not of its services, that have this name and live.
-fn programs_of(bed: &Bed, node: &str, program: &str) -> Vec<rustix::process::Pid> {
+pub fn programs_of(bed: &Bed, node: &str, program: &str) -> Vec<rustix::process::Pid> {
     let namespace = fs::metadata(bed.lab().namespace(node).unwrap()).map(|meta| identity(&meta)).unwrap();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let found = entries.filter_map(|entry| {

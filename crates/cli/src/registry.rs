@@ -111,7 +111,8 @@ impl Registry<'_> {
                 anyhow::bail!("this node has no image {reference}, and --pull never forbids to pull it")
             }
             (Some(image), Policy::Newer) => match self.pulled(reference, Some(&image), &layers).await {
-                Err(error) => {
+                // What is forged is no reason to take what is older.
+                Err(error) if !matches!(error.downcast_ref(), Some(PullError::Digest { .. })) => {
                     output::note(&format!("Warning: {error}; the image that this node has is taken"));
                     Ok(Some(image))
                 }
@@ -135,7 +136,8 @@ impl Registry<'_> {
             () = self.interrupts.next() => return Ok(None),
             looked = pull.look() => looked?,
         }
-        if let Some(known) = known.filter(|known| known.digest == pull.top) {
+        let same = |known: &&Image| known.digest == pull.top && known.reference == reference.to_string();
+        if let Some(known) = known.filter(same) {
             return Ok(Some(known.clone()));
         }
         // One that is larger than what is here is another.
@@ -277,7 +279,7 @@ impl Scratch {
             std::env::var_os("TMPDIR").filter(|path| !path.is_empty() && !path.as_bytes().contains(&b':'));
         let parent = own.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
         let context = || format!("cannot make a directory in {} to pull the image to", parent.display());
-        sweep(&parent).with_context(context)?;
+        sweep(&parent);
         let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&parent).with_context(context)?;
         let lock = File::open(directory.path()).with_context(context)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared).with_context(context)?;
@@ -290,10 +292,10 @@ impl Scratch {
 }
 
 /// Removes what pulls of this user have left that were killed.
-fn sweep(parent: &Path) -> io::Result<()> {
+fn sweep(parent: &Path) {
     let own = rustix::process::geteuid().as_raw();
-    for entry in fs::read_dir(parent)? {
-        let entry = entry?;
+    // What cannot be read or removed is no obstacle to a pull.
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
         // Another pull may remove its own just now.
         let Ok(metadata) = entry.metadata() else { continue };
@@ -301,15 +303,14 @@ fn sweep(parent: &Path) -> io::Result<()> {
             continue;
         }
         // One that was made just now may not be locked yet.
-        let is_old = metadata.modified()?.elapsed().is_ok_and(|age| age > PATIENCE);
+        let is_old = metadata.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > PATIENCE));
         if let Ok(directory) = File::open(entry.path())
             && is_old
             && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            fs::remove_dir_all(entry.path())?;
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
-    Ok(())
 }
 
 /// Makes an empty file of the right length for each layer that need not come: skopeo takes a blob that is in the layout

@@ -64,6 +64,8 @@ pub enum ValueError {
         "what becomes of a bind mount in a move is skip or shared: skip for what the destination has under the same path, shared for storage that both nodes have"
     )]
     OnMove,
+    #[error("this may be a file or an image of a registry; write ./{text} or docker://{text}")]
+    Ambiguous { text: String },
     #[error("write a time as 10m, 2h, 1d ago, as seconds since 1970, or as 2026-01-31T12:00:00Z")]
     Time,
     #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
@@ -359,6 +361,16 @@ pub(crate) fn image(text: &str) -> Result<Image, ValueError> {
     } else {
         Image::Reference(text.to_owned())
     })
+}
+
+/// The same for `--image`, which has taken any file: what could be both is refused.
+pub(crate) fn image_or_file(text: &str) -> Result<Image, ValueError> {
+    match image(text)? {
+        Image::Reference(reference) if reference == text && Path::new(text).exists() => {
+            Err(ValueError::Ambiguous { text: reference })
+        }
+        image => Ok(image),
+    }
 }
 
 /// A path inside the container.

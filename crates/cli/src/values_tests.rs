@@ -199,6 +199,9 @@ fn what_podman_takes_for_the_name_of_a_volume_or_of_an_image_is_told_from_a_path
         assert_eq!(image(reference), Ok(Image::Reference(reference.to_owned())));
         assert_eq!(image(&format!("docker://{reference}")), Ok(Image::Reference(reference.to_owned())));
     }
+    assert_eq!(image_or_file("src"), Err(ValueError::Ambiguous { text: "src".into() }));
+    assert_eq!(image_or_file("docker://src"), Ok(Image::Reference("src".into())));
+    assert_eq!(image_or_file("redis"), Ok(Image::Reference("redis".into())));
     for path in
         ["/no/such/archive", "./src", "../x:latest", "x.tar", "x.tar:latest", "oci:no-such", "oci-archive:x"]
     {

@@ -239,7 +239,18 @@ async fn a_migration_goes_on_when_nobody_reads_its_progress() {
 async fn prepare_asks_for_each_node_and_tells_what_is_there() {
     let fake = Fake::start();
     let finished = fake
-        .run(&["prepare", "redis", "--to", "b,c", "--max-bandwidth", "50MB/s", "--mount", "/srv=skip"])
+        .run(&[
+            "prepare",
+            "redis",
+            "--to",
+            "b,c",
+            "--network",
+            "ns:/n",
+            "--max-bandwidth",
+            "50MB/s",
+            "--mount",
+            "/srv=skip",
+        ])
         .await;
     assert_eq!(finished.code, 0, "{finished:?}");
     assert!(
@@ -251,11 +262,18 @@ async fn prepare_asks_for_each_node_and_tells_what_is_there() {
         let asked = fake.asked.prepared.lock().unwrap();
         let to: Vec<_> = asked.iter().map(|request| request.to.as_str()).collect();
         assert_eq!((to, asked[0].max_bandwidth), (vec!["b", "c"], 50_000_000));
-        assert_eq!(asked[1].mounts["/srv"], "skip");
+        assert_eq!((asked[1].mounts["/srv"].as_str(), asked[1].network.as_str()), ("skip", "ns:/n"));
     }
     // One that cannot be prepared for does not keep the others from it.
-    let finished = fake.run(&["prepare", "redis", "--to", "old,b"]).await;
-    assert_eq!((finished.code, finished.stdout.lines().count()), (1, 1), "{finished:?}");
-    assert!(finished.stderr.contains("its godwit is too old"), "{finished:?}");
-    assert_eq!(fake.asked.prepared.lock().unwrap().len(), 4);
+    let finished = fake.run(&["prepare", "redis", "--to", "old,gone,full,b"]).await;
+    assert_eq!((finished.code, finished.stdout.lines().count()), (1, 2), "{finished:?}");
+    for words in
+        ["not prepared for old: node old refuses", "Error: there is no node gone", "no room for 7.0 MiB"]
+    {
+        assert!(finished.stderr.contains(words), "{words}: {finished:?}");
+    }
+    assert_eq!(fake.asked.prepared.lock().unwrap().len(), 5);
+    // Again and again, but not for what will never be.
+    let finished = fake.run(&["prepare", "redis", "--to", "gone", "--every", "1h"]).await;
+    assert_eq!(finished.code, 1, "{finished:?}");
 }

@@ -61,7 +61,7 @@ pub(crate) async fn here(
     let to = Some(request.to.as_str()).filter(|to| !to.is_empty());
     let service = leaving(node, &name, to)?;
     // The service must not move, stop or be asked about twice meanwhile. What is asked for waits for some seconds.
-    let occupied = node.reserve_soon(&name).await.ok_or_else(|| occupied(&name))?;
+    let occupied = node.reserve_alone(&name).await.ok_or_else(|| occupied(&name))?;
     let (progress, _) = watch::channel(Progress::default());
     let cancel = node.local().ending.child_token();
     // Whoever asked may leave: then it ends, and with it what holds the service.

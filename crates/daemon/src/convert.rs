@@ -324,6 +324,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         shared_bytes: report.shared_bytes,
         shared_dump_bytes: report.shared_dump_bytes,
         retained_bytes: report.retained_bytes,
+        not_retained_bytes: report.not_retained_bytes,
         phases: report
             .phases
             .into_iter()

@@ -43,6 +43,7 @@ mod notify;
 mod own;
 mod peer_api;
 mod peers;
+mod prepare;
 mod protection;
 mod removals;
 mod renew;

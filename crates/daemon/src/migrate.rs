@@ -5,7 +5,7 @@ use std::sync::Arc;
 use godwit_api::innermost;
 use godwit_api::v1::{self as api, MigrateRequest, MigrationEvent, migration_event::Kind};
 use godwit_migration::source::is_committed;
-use godwit_migration::{LocalError, Mode, Options, Outcome, Progress, Service, Source, error_chain};
+use godwit_migration::{LocalError, Outcome, Progress, Service, Source, error_chain};
 use godwit_names::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -17,7 +17,7 @@ use crate::node::{Migrating, Node};
 use crate::status::internal;
 
 /// Progress that waits for a slow reader; more is merged, only the report must not be lost.
-const QUEUE: usize = 64;
+pub(crate) const QUEUE: usize = 64;
 
 /// Events of a migration for the user who asked.
 pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
@@ -43,42 +43,13 @@ pub(crate) fn leaving(node: &Node, name: &ServiceName, to: Option<&str>) -> Resu
     Ok(owned.service)
 }
 
-/// What a migration is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// The service goes to the destination.
-    Move,
-    /// It stays, and the destination has pages and layers for when it goes there.
-    Prepare,
-}
-
-/// Most rounds of copying of a preparation: what is written meanwhile crosses in the move.
-const ROUNDS_OF_PREPARATION: u32 = 1;
-
-/// What a user asks, where only a preparation is asked for.
-fn of_preparation(options: Options) -> Options {
-    Options {
-        prepares: true,
-        mode: Mode::Precopy,
-        max_rounds: ROUNDS_OF_PREPARATION,
-        max_frozen: None,
-        throttle: false,
-        postcopy: false,
-        ..options
-    }
-}
-
 /// Starts a migration of a service of this node. It continues even when the stream is not read.
 pub(crate) async fn start(
     node: &Arc<Node>,
-    purpose: Purpose,
     name: ServiceName,
     request: &MigrateRequest,
 ) -> Result<Stream, Status> {
-    let mut options = convert::options(request).map_err(Status::invalid_argument)?;
-    if purpose == Purpose::Prepare {
-        options = of_preparation(options);
-    }
+    let options = convert::options(request).map_err(Status::invalid_argument)?;
     node.settle(&name).await;
     let service = leaving(node, &name, Some(&request.to))?;
     let id = ulid::Ulid::new().to_string();
@@ -108,10 +79,7 @@ pub(crate) async fn start(
     let (to, local) = (request.to.clone(), node.local());
     let node = Arc::clone(node);
     local.spawn(|_| async move {
-        // A preparation may be made again and again: its end is told.
-        if purpose == Purpose::Move {
-            node.events.tell("migration", "started", &name, &format!("to node {to}"));
-        }
+        node.events.tell("migration", "started", &name, &format!("to node {to}"));
         let (report, rest) = source.run().await;
         if rest.is_none() {
             node.end_migration(&name);
@@ -124,8 +92,7 @@ pub(crate) async fn start(
                         format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms)
                     }
                     Outcome::Aborted => report.reason.clone(),
-                    Outcome::Lost => format!("on node {to}: {}", report.reason),
-                    Outcome::Prepared => format!("for node {to}, which has {} bytes of it", report.retained_bytes),
+                    Outcome::Prepared | Outcome::Lost => format!("on node {to}: {}", report.reason),
                 };
                 node.events.tell("migration", report.outcome.name(), &name, &detail);
                 Ok(convert::report(report))
@@ -150,13 +117,16 @@ pub(crate) async fn start(
         }
         drop(end);
     });
-    Ok(stream(id, watching, finished))
+    // It goes on where nobody reads.
+    Ok(stream(id, watching, finished, CancellationToken::new()))
 }
 
-fn stream(
+/// The events of a migration for the user who asked. `left` is cancelled when the user has gone.
+pub(crate) fn stream(
     id: String,
     mut watching: watch::Receiver<Progress>,
     mut finished: oneshot::Receiver<Result<api::MigrationReport, Status>>,
+    left: CancellationToken,
 ) -> Stream {
     let (events, stream) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
@@ -173,6 +143,7 @@ fn stream(
                     let _ = events.send(last).await;
                     return;
                 }
+                () = events.closed(), if !left.is_cancelled() => left.cancel(),
                 Ok(()) = watching.changed() => {
                     let now = watching.borrow_and_update().clone();
                     let progress = api::MigrationProgress {
@@ -196,11 +167,7 @@ fn stream(
 }
 
 /// Starts a migration here or at the node that has the service.
-pub(crate) async fn start_anywhere(
-    node: &Arc<Node>,
-    purpose: Purpose,
-    request: MigrateRequest,
-) -> Result<Stream, Status> {
+pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) -> Result<Stream, Status> {
     let name = convert::service_name(&request.name)?;
     let mut there = elsewhere(node, &name)?;
     if there.as_ref().is_some_and(|(owner, _)| *owner == request.to) {
@@ -208,18 +175,14 @@ pub(crate) async fn start_anywhere(
         node.settle(&name).await;
         there = elsewhere(node, &name)?;
     }
-    let Some((owner, address)) = there else { return start(node, purpose, name, &request).await };
+    let Some((owner, address)) = there else { return start(node, name, &request).await };
     if owner == request.to {
         return Err(Status::invalid_argument(format!(
             "service {name} is on node {owner} already; name another node (`godwit nodes` lists them)"
         )));
     }
     let to = request.to.clone();
-    let mut peer = node.peers.get_patient(&owner, &address);
-    let asked = match purpose {
-        Purpose::Move => peer.migrate(request).await,
-        Purpose::Prepare => peer.prepare(request).await,
-    };
+    let asked = node.peers.get_patient(&owner, &address).migrate(request).await;
     let mut incoming = match asked {
         Ok(answer) => answer.into_inner(),
         Err(error) => return Err(broken(node, &owner, (&name, &to), false, error).await),

@@ -80,6 +80,8 @@ struct Transient {
     busy: HashMap<ServiceName, Claim>,
     /// Migrations from here, by service.
     migrating: HashMap<ServiceName, Migrating>,
+    /// Preparations of moves from here, by service; what cancels them.
+    preparing: HashMap<ServiceName, CancellationToken>,
     /// Tasks that wait for a service's end.
     watchers: HashMap<ServiceName, lives::Watcher>,
     /// How many there have been.
@@ -114,13 +116,19 @@ impl Transient {
 
     /// Enters a migration; what the service is doing, if it cannot begin one.
     fn begin(&mut self, name: &ServiceName, migrating: &Migrating) -> Result<(), String> {
+        self.is_free(name)?;
+        self.migrating.insert(name.clone(), migrating.clone());
+        Ok(())
+    }
+
+    /// What the service is doing that a move of it cannot run beside.
+    fn is_free(&self, name: &ServiceName) -> Result<(), String> {
         if let Some(other) = self.migrating.get(name) {
             return Err(format!("is on its way to node {} already", other.to));
         }
         if self.busy.contains_key(name) {
             return Err("is being started, stopped, removed or checked; try again in a moment".into());
         }
-        self.migrating.insert(name.clone(), migrating.clone());
         Ok(())
     }
 }
@@ -285,6 +293,45 @@ impl Node {
         }
     }
 
+    /// The same where nothing else may look at the service's memory.
+    pub(crate) async fn reserve_alone(self: &Arc<Self>, name: &ServiceName) -> Option<Occupied> {
+        let occupied = self.reserve_soon(name).await?;
+        // None begins while the name is taken.
+        self.past_preparation(name).await;
+        Some(occupied)
+    }
+
+    /// Enters the preparation of a move, for as long as what is returned is there; what the service is doing, if it cannot
+    /// begin. A move, or what else needs the service's memory for itself, cancels it and waits for its end.
+    pub(crate) fn begin_preparation(
+        self: &Arc<Self>,
+        name: &ServiceName,
+        cancel: CancellationToken,
+    ) -> Result<Preparing, String> {
+        let mut transient = self.transient();
+        transient.is_free(name)?;
+        if transient.preparing.contains_key(name) {
+            return Err("is being prepared already".into());
+        }
+        transient.preparing.insert(name.clone(), cancel);
+        Ok(Preparing { node: Arc::clone(self), name: name.clone() })
+    }
+
+    /// Cancels the preparation of a service's move, if there is one, and waits for its end.
+    async fn past_preparation(&self, name: &ServiceName) {
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            // From here on no notification is missed.
+            freed.as_mut().enable();
+            match self.transient().preparing.get(name) {
+                Some(cancel) => cancel.cancel(),
+                None => return,
+            }
+            freed.await;
+        }
+    }
+
     /// Does something once no look of this node's own has the name.
     async fn past_looks<T>(&self, name: &ServiceName, mut act: impl FnMut(&mut Transient) -> T) -> T {
         loop {
@@ -330,7 +377,16 @@ impl Node {
         name: &ServiceName,
         migrating: Migrating,
     ) -> Result<(), String> {
-        self.past_looks(name, |transient| transient.begin(name, &migrating)).await
+        loop {
+            self.past_preparation(name).await;
+            let begin = |transient: &mut Transient| {
+                (!transient.preparing.contains_key(name)).then(|| transient.begin(name, &migrating))
+            };
+            // `None`: one has begun meanwhile.
+            if let Some(begun) = self.past_looks(name, begin).await {
+                return begun;
+            }
+        }
     }
 
     /// The same before this node looks at its services.
@@ -590,6 +646,19 @@ impl Node {
 pub(crate) struct Occupied {
     node: Arc<Node>,
     name: ServiceName,
+}
+
+/// A preparation of a move; it has ended when this is dropped.
+pub(crate) struct Preparing {
+    node: Arc<Node>,
+    name: ServiceName,
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        self.node.transient().preparing.remove(&self.name);
+        self.node.freed.notify_waiters();
+    }
 }
 
 impl Drop for Occupied {

@@ -11,14 +11,13 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert::service_name;
-use crate::migrate::Purpose;
 use crate::network::{cluster_networks, inspect};
 use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
     adopt, capture, check, connections, copy, directory, doctor, exec, images, join, layers, logs, migrate,
-    network_changes, removals, restart, stats, update, volumes, wait,
+    network_changes, prepare, removals, restart, stats, update, volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -174,7 +173,7 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::MigrateRequest>,
     ) -> Result<Response<Self::PrepareStream>, Status> {
-        let events = migrate::start_anywhere(&self.0, Purpose::Prepare, request.into_inner()).await?;
+        let events = prepare::start_anywhere(&self.0, request.into_inner()).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 
@@ -182,7 +181,7 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::MigrateRequest>,
     ) -> Result<Response<Self::MigrateStream>, Status> {
-        let events = migrate::start_anywhere(&self.0, Purpose::Move, request.into_inner()).await?;
+        let events = migrate::start_anywhere(&self.0, request.into_inner()).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 

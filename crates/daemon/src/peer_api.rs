@@ -13,12 +13,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::convert::service_name;
-use crate::migrate::Purpose;
 use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, check, cluster, connections, migrate, renew, wait};
+use crate::{capture, check, cluster, connections, migrate, prepare, renew, wait};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -195,7 +194,7 @@ impl Peer for PeerService {
         let name = service_name(&request.name)?;
         self.pass(&from, "migrate", &name)?;
         // Not passed on again: two nodes that know different things must not send it in circles.
-        let events = migrate::start(&self.0, Purpose::Move, name, &request).await?;
+        let events = migrate::start(&self.0, name, &request).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 
@@ -207,7 +206,7 @@ impl Peer for PeerService {
         let request = request.into_inner();
         let name = service_name(&request.name)?;
         self.pass(&from, "prepare", &name)?;
-        let events = migrate::start(&self.0, Purpose::Prepare, name, &request).await?;
+        let events = prepare::start(&self.0, name, &request).await?;
         Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 

@@ -10,7 +10,7 @@
 //! - [`mod@admit`]: whether it may come; [`ask`]: the same where a source only asks.
 //! - [`receive`]: all that comes, and the restore.
 //! - [`own`]: the service is this node's.
-//! - [`prepared`]: it stays where it is, and what has come helps a migration that follows.
+//! - [`prepared`]: it stays where it is, and what comes is for a move that may follow.
 //! - [`foreign`]: a pager of a version with which this one cannot speak.
 //! - [`recover`]: what goes on without the conversation in which it began.
 
@@ -37,7 +37,7 @@ use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
-use crate::message::{Message, Open, Purpose, Reason, Refused, RetainEnd, Running};
+use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
 use crate::resources::{Decision, LocalError, NodeResources, from_local_causes};
 use crate::service::Service;
 use admit::{Admitted, Coming, accept, admit};
@@ -81,9 +81,6 @@ pub enum DestinationError {
     /// The source broke the rules of the conversation.
     #[error("the source sent {0}")]
     Protocol(&'static str),
-    /// The source has only prepared a migration that may follow.
-    #[error("it was prepared")]
-    Retain,
 }
 
 from_local_causes!(
@@ -220,7 +217,6 @@ async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, 
     };
     let (keep_stopped, tmpfs) = match restored {
         Ok(restored) => restored,
-        Err(DestinationError::Retain) => return retain(local, link, admitted, receiver).await,
         Err(error) => return give_up(local, link, admitted, Memory::Filling(receiver), error).await,
     };
     let mut memory = match admitted.userfaultfd {
@@ -268,25 +264,6 @@ async fn take_in(
     let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
     let most = most.min(local.promised.limit());
     Ok(PageReceiver::start(local, &admitted.id, most, retained, arrival).await?)
-}
-
-/// Retains the pages that have come, and drops all else; the source is told when the name is free.
-async fn retain(local: &NodeResources, link: Link, admitted: Admitted, receiver: PageReceiver) {
-    let (service, id) = (admitted.service.clone(), admitted.id.clone());
-    let bytes = match prepared::retain(local, &service.id, &receiver).await {
-        Ok(bytes) => bytes,
-        Err(error) => return give_up(local, link, admitted, Memory::Filling(receiver), error).await,
-    };
-    let reason = crate::error_chain(&DestinationError::Retain);
-    let dropped = drop_copy(local, &service, &id, &reason, Memory::Filling(receiver)).await;
-    // A copy that cannot be dropped yet keeps its name.
-    let place = dropped.is_err().then_some(admitted);
-    tracing::info!(migration = %id, service = %service.name, bytes, "pages of a service are retained for its move");
-    // A source that has gone need not hear it.
-    let _ = link.send(Message::RetainEnd(RetainEnd { bytes })).await;
-    link.close().await;
-    drop_in_the_end(local, &service, &id, &reason, dropped).await;
-    drop(place);
 }
 
 /// The copy cannot be completed, for this reason.

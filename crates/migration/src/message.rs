@@ -18,8 +18,6 @@
 //!   │ ◄──────────────────────────── PendingEnd│
 //!   │ TreeAgain TreeItem… TreeEnd ──────────► │  files changed since, while it still runs
 //!   │ ◄─────────────────────────── TreeApplied│
-//!   │ Retain ───────────────────────────────► │  the end, where the source only prepares a migration:
-//!   │ ◄──────────────────────────── RetainEnd │  pages are retained, all else is dropped
 //!   │ (journal: frozen; freeze, close port)   │
 //!   │ Pending… PendingEnd ──────────────────► │  the others that are still to come
 //!   │ ◄──────────────────────────── PendingEnd│
@@ -44,6 +42,15 @@
 //! when the connection broke before Received, over new ones:
 //!   │ Resume ───────────────────────────────► │
 //!   │ ◄──────────────── Missing… MissingEnd   │  and on as above
+//!
+//! where the source only asks (Ask in place of Open), and nothing is reserved, it may measure the link or prepare a move:
+//!   │ Probe… ProbeEnd ──────────────────────► │
+//!   │ ◄───────────────────────────── ProbeEnd │
+//!   │ Prepare ──────────────────────────────► │  reserves memory
+//!   │ ◄──── Accepted RetainedPages… | Refused │
+//!   │ LayerBegin… (streams) Pages… PagesEnd ► │  as above
+//!   │ Retain ───────────────────────────────► │
+//!   │ ◄──────────────────────────── RetainEnd │  layers and pages stay, in no journal
 //! ```
 //! Either side may send `Abort` before the commit. `Heartbeat` goes out after a second without
 //! other frames, so that a cut link shows as silence. Frame kinds are fixed numbers and are never
@@ -169,8 +176,10 @@ messages! {
         41 ProbeEnd,
         /// As `TreeBegin`, of a service that still runs: another round will follow.
         36 TreeAgain,
-        /// The service stays at the source, and another migration of it may follow.
+        /// All layers and pages of a preparation have come.
         43 Retain,
+        /// After an answered `Ask`: layers and pages will follow, to be there for a migration that may follow.
+        45 Prepare,
     }
     encoded {
         /// First from the source.
@@ -207,7 +216,7 @@ messages! {
         39 TmpfsBegin(TmpfsBegin),
         /// What the destination has begun to do.
         34 Step(Reached),
-        /// What has come is retained, or dropped.
+        /// What has come is retained.
         44 RetainEnd(RetainEnd),
         /// As `Open`, from a source that only asks whether the service may come: nothing is reserved beyond the answer.
         40 Ask(Open),
@@ -289,8 +298,9 @@ mod tests {
             Message::Ask(Open { migration: "01A".into(), ..Open::default() }),
             Message::Probe(Bytes::from_static(b"anything")),
             Message::ProbeEnd,
+            Message::Prepare,
             Message::Retain,
-            Message::RetainEnd(RetainEnd { bytes: 4096 }),
+            Message::RetainEnd(RetainEnd { bytes: 4096, left: 8192 }),
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
                 userfaultfd: true,

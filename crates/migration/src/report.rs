@@ -108,6 +108,9 @@ pub struct Report {
     /// Pages that the destination has retained, where the move was only prepared.
     #[serde(default)]
     pub retained_bytes: u64,
+    /// Those for which it had no room.
+    #[serde(default)]
+    pub not_retained_bytes: u64,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
@@ -163,6 +166,7 @@ impl Report {
             shared_bytes: 0,
             shared_dump_bytes: 0,
             retained_bytes: 0,
+            not_retained_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
             timeline: Vec::new(),

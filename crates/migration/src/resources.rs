@@ -321,10 +321,14 @@ impl NodeResources {
 
     /// Promises memory to a service on its way here; the reason when there is not enough.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reservation, String> {
-        if bytes > available_memory() {
+        self.reserve_of_free(bytes).or_else(|reason| {
             // What comes is worth more than what left.
-            self.retention.give_up();
-        }
+            if self.retention.give_up() { self.reserve_of_free(bytes) } else { Err(reason) }
+        })
+    }
+
+    /// The same for what only may come: nothing is given up for it.
+    pub(crate) fn reserve_spare(&self, bytes: u64) -> Result<Reservation, String> {
         self.reserve_of_free(bytes)
     }
 

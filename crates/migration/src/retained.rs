@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_memory::batch::is_zero;
 use godwit_memory::pager::{Client, PagerError, Stored};
@@ -25,6 +25,12 @@ use crate::page_hash::{Hashes, PageKey, ZERO, no_hashes};
 use crate::page_map::{LEAF_PAGES, PageMap};
 
 const PAGE: usize = 4096;
+
+/// What is older differs from what the service has by now, or the service is no more.
+const OLDEST: Duration = Duration::from_secs(24 * 3600);
+
+/// What was retained in this time does not give way to a preparation.
+const SPARED: Duration = Duration::from_secs(600);
 
 /// How many pages are copied at a time.
 const PIECE: usize = 64;
@@ -76,7 +82,7 @@ pub struct Retained {
 
 impl Retained {
     /// Copies what these frozen processes hold, at most `most` bytes. Blocks.
-    pub fn copy(pids: &[i32], most: u64) -> Result<Self, RetainedError> {
+    fn copy(pids: &[i32], most: u64) -> Result<Self, RetainedError> {
         let mut retained = Self::empty()?;
         let round = Tracker::new(Backend::None).round(pids, true)?;
         let mut reader = Reader::new();
@@ -96,7 +102,7 @@ impl Retained {
     }
 
     /// Copies pages that have come here, at most `most` bytes. Blocks.
-    pub(crate) fn of_store(index: &[Stored], store: &Client, most: u64) -> Result<Self, RetainedError> {
+    fn of_store(index: &[Stored], store: &Client, most: u64) -> Result<Self, RetainedError> {
         let mut retained = Self::empty()?;
         let mut piece = vec![0; PIECE * PAGE];
         for stored in index {
@@ -117,11 +123,6 @@ impl Retained {
         let fd = memfd_create(c"godwit-retained", MFdFlags::MFD_CLOEXEC)
             .map_err(|errno| RetainedError::Io { action: "make", source: errno.into() })?;
         Ok(Self::within(File::from(fd)))
-    }
-
-    /// How much memory it takes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Nothing yet, in an empty file.
@@ -176,6 +177,15 @@ impl Retained {
     }
 }
 
+/// Lets other threads and processes go before this one.
+fn give_way() {
+    const NICE: i32 = 10;
+    // Where it is not allowed it goes on as before.
+    if let Err(errno) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
+        tracing::debug!(%errno, "a thread keeps its priority");
+    }
+}
+
 /// Adds the hashes that a destination sends; nothing when they are not valid.
 pub(crate) fn learn(hashes: &mut Hashes, message: &RetainedPages) -> Option<()> {
     if message.hashes.len() != LEAF_PAGES * HASH || hashes.len() >= MAX_LEAVES {
@@ -200,6 +210,8 @@ struct Entry {
 #[derive(Debug)]
 pub struct Retention {
     retained: Mutex<HashMap<String, Entry>>,
+    /// Held by the one that copies: two at a time would both fill the room that there is.
+    turn: Mutex<()>,
     /// The operator's bound on all of it, bytes; none: a quarter of the free memory.
     most: Option<u64>,
 }
@@ -208,7 +220,7 @@ impl Retention {
     /// Keeps at most this many bytes; none: a quarter of the free memory.
     #[must_use]
     pub fn new(most: Option<u64>) -> Self {
-        Self { retained: Mutex::default(), most }
+        Self { retained: Mutex::default(), turn: Mutex::default(), most }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Entry>> {
@@ -216,16 +228,58 @@ impl Retention {
         self.retained.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Copies what the frozen processes of a service that leaves hold, about so many bytes. Blocks.
+    pub(crate) fn copy(&self, service: &str, pids: &[i32], bytes: u64) -> Result<(), RetainedError> {
+        self.in_turn(|| {
+            let room = self.make_room(service, bytes, Duration::ZERO);
+            self.retain(service, Retained::copy(pids, room)?);
+            Ok(())
+        })
+    }
+
+    /// Copies what has come of a service whose move is prepared. Returns how many bytes there was room for. Blocks.
+    pub(crate) fn copy_store(
+        &self,
+        service: &str,
+        index: &[Stored],
+        store: &Client,
+    ) -> Result<u64, RetainedError> {
+        let pages = index.iter().map(|stored| stored.pages).fold(0, u64::saturating_add);
+        self.in_turn(|| {
+            // Services that are prepared again and again must not push each other out.
+            let room = self.make_room(service, pages.saturating_mul(PAGE_SIZE), SPARED);
+            let retained = Retained::of_store(index, store, room)?;
+            let bytes = retained.bytes;
+            self.retain(service, retained);
+            Ok(bytes)
+        })
+    }
+
+    /// Does it when nobody else copies, and on a thread of its own: nobody waits for it, and services run here.
+    fn in_turn<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let worked = std::thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                give_way();
+                work()
+            });
+            work.join()
+        });
+        worked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
     /// Makes room for so many bytes of a service's pages, in place of what is retained of it now: what was retained of
-    /// others goes, the oldest first. Returns how many bytes may be retained, which may be less.
-    pub fn make_room(&self, service: &str, bytes: u64) -> u64 {
+    /// others goes, the oldest first, but not what was retained in the time that is `spared`. Returns how many bytes may be
+    /// retained, which may be less.
+    fn make_room(&self, service: &str, bytes: u64, spared: Duration) -> u64 {
         let mut retained = self.lock();
         let held: u64 = retained.values().map(|entry| entry.pages.bytes).sum();
         let most = self.most.unwrap_or_else(|| (available_memory() + held) / PART);
         loop {
             let others = retained.iter().filter(|(id, _)| *id != service);
             let room = most.saturating_sub(others.clone().map(|(_, entry)| entry.pages.bytes).sum());
-            let oldest = others.min_by_key(|(_, entry)| entry.since).map(|(id, _)| id.clone());
+            let old = others.filter(|(_, entry)| entry.since.elapsed() >= spared);
+            let oldest = old.min_by_key(|(_, entry)| entry.since).map(|(id, _)| id.clone());
             match oldest {
                 Some(oldest) if room < bytes.min(most) => retained.remove(&oldest),
                 _ => return room,
@@ -234,10 +288,12 @@ impl Retention {
     }
 
     /// Keeps it for when the service comes, in place of what was kept of it.
-    pub fn retain(&self, service: &str, retained: Retained) {
+    fn retain(&self, service: &str, retained: Retained) {
         if retained.bytes > 0 {
             let entry = Entry { pages: Arc::new(retained), since: Instant::now() };
             self.lock().insert(service.into(), entry);
+        } else {
+            self.forget(service);
         }
     }
 
@@ -265,8 +321,9 @@ impl Retention {
         any
     }
 
-    /// Gives up all of it when the machine has less than a tenth of its memory free.
+    /// Gives up what is old, and all of it when the machine has less than a tenth of its memory free.
     pub fn relieve(&self, total_memory: u64) {
+        self.lock().retain(|_, entry| entry.since.elapsed() < OLDEST);
         if !self.lock().is_empty() && available_memory() < total_memory / 10 && self.give_up() {
             tracing::info!("low memory: dropping the retained pages of departed services");
         }
@@ -326,15 +383,17 @@ mod tests {
 
     #[test]
     fn the_oldest_give_way_and_no_more_is_kept_than_there_is_room_for() {
-        let retention = Retention::new(Some(8 * PAGE_SIZE));
+        let (retention, now) = (Retention::new(Some(8 * PAGE_SIZE)), Duration::ZERO);
         retention.retain("a", retained());
         retention.retain("b", retained());
-        assert_eq!(retention.make_room("b", 5 * PAGE_SIZE), 5 * PAGE_SIZE, "its own pages give way");
-        assert_eq!(retention.make_room("c", PAGE_SIZE), 2 * PAGE_SIZE);
+        assert_eq!(retention.make_room("c", 3 * PAGE_SIZE, SPARED), 2 * PAGE_SIZE, "both are new");
+        assert_eq!(retention.in_turn(|| 7), 7);
+        assert_eq!(retention.make_room("b", 5 * PAGE_SIZE, now), 5 * PAGE_SIZE, "its own pages give way");
+        assert_eq!(retention.make_room("c", PAGE_SIZE, now), 2 * PAGE_SIZE);
         assert!(retention.of("a").is_some() && retention.of("b").is_some());
-        assert_eq!(retention.make_room("c", 3 * PAGE_SIZE), 5 * PAGE_SIZE);
+        assert_eq!(retention.make_room("c", 3 * PAGE_SIZE, now), 5 * PAGE_SIZE);
         assert!(retention.of("a").is_none() && retention.of("b").is_some(), "the oldest goes first");
-        assert_eq!(retention.make_room("c", 9 * PAGE_SIZE), 8 * PAGE_SIZE);
+        assert_eq!(retention.make_room("c", 9 * PAGE_SIZE, now), 8 * PAGE_SIZE);
         retention.retain("c", retained());
         assert!(retention.of("b").is_none() && retention.of("c").is_some());
         retention.forget("c");

@@ -9,12 +9,11 @@
 //! | [`dump`] | `Restored`: a copy that only waits for the commit | is frozen |
 //! | [`commit`] | `Committed`, then the report | runs at the destination |
 //!
-//! A migration that is only prepared ends with `Copied`: the destination retains the pages, and drops all else.
-//!
 //! Everything up to `Restored` can be cancelled and rolled back: [`undo::put_back`] opens the port and thaws, and the
 //! service continues with its connections. Then the journal's `committed` is written (`serving` where pages stay
 //! behind). From there on nothing is undone.
 //!
+//! - [`prepare`]: layers and pages are sent ahead, and the service stays.
 //! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move. [`check`]: both, and a forecast, without a move.
 //! - [`files`], [`logs`]: changed files and the log, while it runs and at the end.
 //! - [`deadline`]: how long a frozen service waits for the destination.
@@ -39,6 +38,7 @@ pub mod pace;
 pub(crate) mod pages;
 mod plan;
 mod precopy;
+mod prepare;
 mod recorder;
 mod reserve;
 mod residual;
@@ -57,9 +57,9 @@ use tokio_util::sync::CancellationToken;
 use crate::failpoint;
 use crate::journal::{Beginning, Commit, Role, Stage};
 use crate::link::Link;
-use crate::message::{Message, Reason, RetainEnd};
+use crate::message::{Message, Reason};
 use crate::options::Options;
-use crate::report::{Outcome, Report};
+use crate::report::Report;
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::timeline::Timeline;
@@ -227,9 +227,6 @@ impl Source {
         let reserved = self.reserve(link, recorder).await?;
         let prepared = self.send_root(link, recorder, reserved).await?;
         let copied = self.precopy(link, recorder, prepared).await?;
-        if self.options.prepares {
-            return Err(retained(link).await?);
-        }
         let frozen = self.freeze(recorder, copied).await?;
         match self.dump_and_send(link, recorder, frozen).await {
             Err(SourceError::Criu(error)) => Err(self.explained(error).await),
@@ -260,15 +257,7 @@ impl Source {
         mut recorder: Recorder,
     ) -> Ended {
         let mut reason = crate::error_chain(&error);
-        match error {
-            SourceError::Prepared { bytes } => {
-                (recorder.report.outcome, recorder.report.retained_bytes) = (Outcome::Prepared, bytes);
-                tracing::info!(migration = %self.id, service = %self.service.name, bytes, "a migration is prepared");
-            }
-            _ => {
-                tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the migration is aborted");
-            }
-        }
+        tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the migration is aborted");
         // What still works on its memory must not meet it when it runs, nor another migration of it.
         self.jobs.end().await;
         let put_back = match put_back(&self.local, &self.service, &self.id, &reason, attempted).await {
@@ -337,14 +326,5 @@ impl Source {
     fn streams_sent(&self) -> u64 {
         // It is replaced in one step.
         self.stream_traffic.lock().unwrap_or_else(PoisonError::into_inner).sent()
-    }
-}
-
-/// Has the destination retain what has come.
-async fn retained(link: &mut Link) -> Result<SourceError, SourceError> {
-    link.send(Message::Retain).await?;
-    match link.receive().await? {
-        Message::RetainEnd(RetainEnd { bytes }) => Ok(SourceError::Prepared { bytes }),
-        other => Err(link.unexpected(&other, "RetainEnd").into()),
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     rootfs: Option<String>,
     /// Image to take the root filesystem from, if it is not the first word after the flags: an OCI archive, an image layout
     /// directory, or a reference, [REGISTRY/]NAME[:TAG] or [REGISTRY/]NAME@DIGEST, which is pulled if need be
-    #[arg(long, value_name = "IMAGE", value_parser = values::image, conflicts_with = "rootfs")]
+    #[arg(long, value_name = "IMAGE", value_parser = values::image_or_file, conflicts_with = "rootfs")]
     image: Option<values::Image>,
     /// When to ask a registry for an image that has a reference
     #[arg(long, value_name = "WHEN", value_enum, default_value = "missing")]

@@ -456,10 +456,15 @@ impl Node for Answers {
     type PrepareStream = Items<MigrationEvent>;
     async fn prepare(&self, request: Request<MigrateRequest>) -> Answer<Self::PrepareStream> {
         let request = request.into_inner();
-        let answer = match request.to.as_str() {
+        let mut answer = match request.to.as_str() {
+            "gone" => return Err(Status::not_found("there is no node gone; `godwit nodes` lists all nodes")),
             "old" => report(&request.name, "aborted", "node old refuses: its godwit is too old"),
-            _ => report(&request.name, "prepared", "it was prepared, and the service stays"),
+            _ => report(&request.name, "prepared", ""),
         };
+        if let Some(migration_event::Kind::Report(report)) = &mut answer.kind {
+            report.destination.clone_from(&request.to);
+            report.not_retained_bytes = if request.to == "full" { 7 << 20 } else { 0 };
+        }
         self.asked.prepared.lock().unwrap().push(request);
         items(vec![progress("copy", 100 << 20, 201 << 20), answer])
     }

@@ -47,7 +47,11 @@ impl Store {
         };
         keep().map_err(|error| self.fault(&format!("note image {}", named.image.reference), error))?;
         // What has just been pulled is not the first to go.
-        named.image.layers.iter().try_for_each(|layer| self.touch(layer))?;
+        for layer in &named.image.layers {
+            if let Err(error) = self.touch(layer) {
+                tracing::warn!(%error, "the use of a layer is not noted");
+            }
+        }
         Ok(named)
     }
 

@@ -17,7 +17,7 @@ use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
-use crate::link::Link;
+use crate::link::{Link, LinkError};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, Open, Versions};
 use crate::promised::Reservation;
@@ -214,16 +214,39 @@ pub(super) async fn answer_to_question(
     local: &NodeResources,
     from: &str,
     open: Open,
-) -> Result<Accepted, DestinationError> {
+) -> Result<Asked, DestinationError> {
     let (examined, mut reasons) = examine(local, from, &open).await?;
-    reasons.extend(local.lacks(memory_needed(&open)));
+    let memory_bytes = memory_needed(&open);
+    reasons.extend(local.lacks(memory_bytes));
     if !reasons.is_empty() {
         return Err(DestinationError::Refused(reasons));
     }
+    let Examined { service, protocol, abilities, missing, engine_layers, hold, .. } = examined;
     let charges = OutputPipes::try_from(open.output_pipes).is_ok();
-    let answer =
-        answer(examined.protocol, local.userfaultfd, examined.abilities, (&examined.missing, charges));
-    Ok(Accepted { engine_layers: examined.engine_layers, ..answer })
+    let answer = answer(protocol, local.userfaultfd, abilities, (&missing, charges));
+    let accepted = Accepted { engine_layers, ..answer };
+    Ok(Asked { service, id: open.migration, memory_bytes, missing, accepted, _hold: hold })
+}
+
+/// What a source has asked for that may come.
+pub(super) struct Asked {
+    pub(super) service: Service,
+    pub(super) id: String,
+    /// That it needs here.
+    pub(super) memory_bytes: u64,
+    pub(super) missing: Vec<Layer>,
+    pub(super) accepted: Accepted,
+    /// No layer is removed meanwhile.
+    _hold: Hold,
+}
+
+/// Tells the source which pages are here.
+pub(super) async fn tell_retained(link: &mut Link, retained: Option<&Retained>) -> Result<(), LinkError> {
+    let Some(retained) = retained else { return Ok(()) };
+    for pages in retained.messages() {
+        link.send(Message::RetainedPages(pages)).await?;
+    }
+    link.send(Message::RetainedEnd).await
 }
 
 /// Admits it, if there is no reason against it.
@@ -297,13 +320,7 @@ pub(super) async fn accept(
     let engine_layers = admitted.engine_layers.clone();
     let accepted = Accepted { retained: retained.is_some(), key, engine_layers, ..answer };
     link.send(Message::Accepted(accepted)).await?;
-    if let Some(retained) = retained {
-        for pages in retained.messages() {
-            link.send(Message::RetainedPages(pages)).await?;
-        }
-        link.send(Message::RetainedEnd).await?;
-    }
-    Ok(())
+    Ok(tell_retained(link, retained).await?)
 }
 
 /// What a source is told of a node that accepts, and has nothing of the service.

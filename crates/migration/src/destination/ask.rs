@@ -1,7 +1,10 @@
-//! A source asks whether a service may come, and how quick the link is. Nothing is kept here of that.
+//! A source asks whether a service may come, and how quick the link is, of which nothing is kept here; or it prepares the
+//! move ([`super::prepared`]).
 
-use super::admit::answer_to_question;
-use super::{DestinationError, answer_to_failed};
+use std::sync::Arc;
+
+use super::admit::{Asked, answer_to_question};
+use super::{DestinationError, answer_to_failed, prepared};
 use crate::link::Link;
 use crate::message::{Message, Open};
 use crate::resources::NodeResources;
@@ -10,10 +13,10 @@ use crate::resources::NodeResources;
 const MOST_PROBED: usize = 1 << 30;
 
 /// Answers one question to its end.
-pub(super) async fn answer(local: &NodeResources, mut link: Link, open: Open) {
+pub(super) async fn answer(local: &Arc<NodeResources>, mut link: Link, open: Open) {
     let source = link.node().to_string();
     let ended = match answer_to_question(local, &source, open).await {
-        Ok(accepted) => measured(&mut link, Message::Accepted(accepted)).await,
+        Ok(asked) => answered(local, &mut link, asked).await,
         Err(error) => link.send(answer_to_failed(&error)).await.map_err(Into::into),
     };
     if let Err(error) = ended {
@@ -22,13 +25,14 @@ pub(super) async fn answer(local: &NodeResources, mut link: Link, open: Open) {
     link.close().await;
 }
 
-/// Answers, and acknowledges what comes to measure the link, until the source leaves.
-async fn measured(link: &mut Link, accepted: Message) -> Result<(), DestinationError> {
-    link.send(accepted).await?;
+/// Answers, and acknowledges what comes to measure the link, until the source leaves or prepares the move.
+async fn answered(local: &Arc<NodeResources>, link: &mut Link, asked: Asked) -> Result<(), DestinationError> {
+    link.send(Message::Accepted(asked.accepted.clone())).await?;
     let mut probed = 0_usize;
     loop {
         match link.receive().await {
             Ok(Message::Probe(data)) => probed = probed.saturating_add(data.len()),
+            Ok(Message::Prepare) => return prepared::take_in(local, link, asked).await,
             Ok(Message::ProbeEnd) => link.send(Message::ProbeEnd).await?,
             Ok(other) => return Err(link.unexpected(&other, "Probe").into()),
             Err(error) if error.is_of_closing() => return Ok(()),

@@ -99,7 +99,7 @@ async fn restore_and_tell(
     Ok(keep_stopped)
 }
 
-async fn receive_layer(
+pub(super) async fn receive_layer(
     local: &NodeResources,
     link: &mut Link,
     layer: &Layer,
@@ -138,7 +138,7 @@ const PIECES: usize = 8;
 const ARCHIVE_OVERHEAD: u64 = 64 << 20;
 
 /// Takes an image for the engine that is to keep the container.
-async fn receive_image(
+pub(super) async fn receive_image(
     local: &NodeResources,
     link: &mut Link,
     service: &Service,
@@ -422,7 +422,7 @@ impl Names<'_> {
 }
 
 /// Pends while the source waits; then how it has given up, or that it is silent.
-async fn given_up(link: &mut Link) -> DestinationError {
+pub(super) async fn given_up(link: &mut Link) -> DestinationError {
     match link.receive().await {
         Ok(other) => link.unexpected(&other, "nothing").into(),
         Err(error) => error.into(),
@@ -490,7 +490,6 @@ async fn receive_while_running(
                 link.send(Message::TreeApplied).await?;
             }
             Message::TreeBegin => return Ok(pages),
-            Message::Retain => return Err(DestinationError::Retain),
             other => return Err(link.unexpected(&other, "TreeBegin").into()),
         }
     }

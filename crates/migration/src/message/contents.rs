@@ -189,7 +189,7 @@ pub struct Accepted {
     /// Whether it has tried what the service has as storage of both nodes.
     #[prost(bool, tag = "53")]
     pub tries_storage: bool,
-    /// Whether this node takes [`Message::Retain`](super::Message::Retain).
+    /// Whether this node takes [`Message::Prepare`](super::Message::Prepare).
     #[prost(bool, tag = "54")]
     pub retains: bool,
 }
@@ -200,6 +200,9 @@ pub struct RetainEnd {
     /// Of pages.
     #[prost(uint64, tag = "1")]
     pub bytes: u64,
+    /// Of pages for which there was no room.
+    #[prost(uint64, tag = "2")]
+    pub left: u64,
 }
 
 /// All segments of shared memory whose pages come over the streams. What an earlier message named and this one does not,

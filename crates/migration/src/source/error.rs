@@ -87,11 +87,11 @@ pub enum SourceError {
     /// The user or the daemon's shutdown.
     #[error("it was cancelled")]
     Cancelled,
-    /// The user has only asked for that.
-    #[error("it was prepared, and the service stays")]
-    Prepared {
-        /// What the destination has retained.
-        bytes: u64,
+    /// Nothing of what was sent ahead could be retained.
+    #[error("node {node} has no room to retain its pages (godwitd serve --retained-memory)")]
+    NoRoom {
+        /// The destination.
+        node: String,
     },
 }
 

@@ -260,7 +260,11 @@ impl Source {
     }
 
     /// The destination's acceptance; an error where it refuses.
-    async fn accepted(&self, link: &mut Link, config: &ContainerConfig) -> Result<Accepted, SourceError> {
+    pub(super) async fn accepted(
+        &self,
+        link: &mut Link,
+        config: &ContainerConfig,
+    ) -> Result<Accepted, SourceError> {
         match link.receive().await? {
             Message::Accepted(accepted) => {
                 chosen(&self.destination, Versions::OWN, accepted.protocol)?;
@@ -291,7 +295,11 @@ impl Source {
     }
 
     /// Which pages the destination has retained of an earlier visit.
-    async fn learn_retained(&self, link: &mut Link, key: &[u8]) -> Result<EarlierVisit, SourceError> {
+    pub(super) async fn learn_retained(
+        &self,
+        link: &mut Link,
+        key: &[u8],
+    ) -> Result<EarlierVisit, SourceError> {
         let key = PageKey::told(key).ok_or_else(|| LinkError::Unexpected {
             node: self.destination.clone(),
             got: "something else",

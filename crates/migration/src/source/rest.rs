@@ -2,46 +2,29 @@
 
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::serve;
 use super::undo::put_back;
 use crate::blocking::off_worker;
 use crate::images;
 use crate::options::ServeOptions;
 use crate::resources::{LocalError, NodeResources};
-use crate::retained::Retained;
 use crate::service::Service;
 
 /// Retains the service's pages for when it comes back, within the bound.
-pub(super) async fn retain(local: &NodeResources, service: &Service) {
+pub(super) async fn retain(local: &Arc<NodeResources>, service: &Service) {
     let config = local.config(service);
     // It may have no cgroup of its own any more.
     let bytes = local.engine.memory_current(&config).await.unwrap_or(0);
-    let room = local.retention.make_room(&service.id, bytes);
     let pids = match local.engine.processes(&config).await {
         Ok(pids) => pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect::<Vec<_>>(),
         Err(error) => return not_retained(&error),
     };
-    let (tell, told) = oneshot::channel();
-    // Nobody waits for it, and other services run here.
-    std::thread::spawn(move || {
-        give_way();
-        let _ = tell.send(Retained::copy(&pids, room));
-    });
-    match told.await {
-        Ok(Ok(retained)) => local.retention.retain(&service.id, retained),
+    let (retaining, id) = (Arc::clone(local), service.id.clone());
+    let copying = tokio::task::spawn_blocking(move || retaining.retention.copy(&id, &pids, bytes));
+    match copying.await {
+        Ok(Ok(())) => {}
         Ok(Err(error)) => not_retained(&error),
         Err(ended) => not_retained(&ended),
-    }
-}
-
-/// Lets other threads and processes go before this one.
-fn give_way() {
-    const NICE: i32 = 10;
-    // Where it is not allowed it goes on as before.
-    if let Err(errno) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE) {
-        tracing::debug!(%errno, "a thread keeps its priority");
     }
 }
 

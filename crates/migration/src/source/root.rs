@@ -67,7 +67,7 @@ impl Source {
     }
 
     /// Sends the image of a container that another engine keeps, without layers that the destination has.
-    async fn send_image(
+    pub(super) async fn send_image(
         &self,
         link: &mut Link,
         image: &Layer,
@@ -98,7 +98,7 @@ impl Source {
         }
     }
 
-    async fn send_layer(
+    pub(super) async fn send_layer(
         &self,
         link: &mut Link,
         layer: &Layer,
