@@ -14,6 +14,7 @@ mod connections;
 mod demo;
 mod docker;
 mod doctored;
+mod engine_run;
 mod failures_cancel;
 mod failures_criu;
 mod failures_daemon;

@@ -35,6 +35,9 @@ pub const POINTS: [&str; 20] = [
 /// Where a new service runs, and stands in no book.
 pub const STARTED: &str = "service.started";
 
+/// Where an engine has made the container of a new service, and not started it.
+pub const MADE: &str = "service.made";
+
 /// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
 pub fn inject(config: &mut LabConfig, point: &str) {
     let environment = &mut config.programs.serve_environment;
@@ -70,7 +73,7 @@ impl Points {
     }
 
     fn file(&self, point: &str, what: &str) -> PathBuf {
-        assert!(POINTS.contains(&point) || point == STARTED, "{point}");
+        assert!(POINTS.contains(&point) || [MADE, STARTED].contains(&point), "{point}");
         self.directory.path().join(format!("{point}.{what}"))
     }
 

@@ -73,7 +73,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
             "a container that is adopted stays in the network namespace that its engine has made; leave out ns:",
         ));
     }
-    let service = describe(node, name, &request, &addresses, found.clone())?;
+    let service = as_found(describe(node, name, &request, &addresses)?, found.clone());
     if let Err(error) = take(node, &service, &found).await {
         if let Err(left) = give_back(node, &service).await {
             tracing::error!(service = %service.name, error = %error_chain(&left), "cannot undo a half-made adoption");
@@ -93,19 +93,19 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
 }
 
 /// What the engine says is for the user; what fails besides is not.
-fn refused(error: EngineError) -> Status {
+pub(crate) fn refused(error: EngineError) -> Status {
     match error {
         EngineError::Keeper { .. } => Status::failed_precondition(error_chain(&error)),
         other => internal(other),
     }
 }
 
-fn describe(
+/// A service of a container that an engine of others has, or is to have.
+pub(crate) fn describe(
     node: &Node,
     name: ServiceName,
     request: &AdoptRequest,
     addresses: &[Ipv4Addr],
-    found: Found,
 ) -> Result<Service, Status> {
     let now = now_ms();
     let service = Service {
@@ -116,24 +116,21 @@ fn describe(
         more: addresses.get(1..).unwrap_or_default().to_vec(),
         network: Attachment::Overlay,
         hooks: convert::hooks(&request.hooks)?,
-        image: found.image,
-        layers: vec![found.image_id],
-        command: found.command,
-        env: found.env,
+        image: String::new(),
+        layers: Vec::new(),
+        command: Vec::new(),
+        env: Vec::new(),
         mounts: Vec::new(),
-        memory_bytes: found.memory_bytes,
-        cpu_millis: found.cpu_millis,
+        memory_bytes: 0,
+        cpu_millis: 0,
         publish: convert::ports(&request.publish)?,
-        hostname: found.hostname,
-        user: found.user,
-        workdir: match found.workdir {
-            none if none.as_os_str().is_empty() => PathBuf::from("/"),
-            workdir => workdir,
-        },
+        hostname: String::new(),
+        user: godwit_engine::User::default(),
+        workdir: PathBuf::from("/"),
         confinement: godwit_engine::Confinement::default(),
         restart: Restart::default(),
         remove: false,
-        kept: Some(found.kept),
+        kept: None,
         labels: request.labels.clone(),
         created_ms: now,
         started_ms: now,
@@ -142,6 +139,26 @@ fn describe(
         hooks::check(&node.local().hooks, hook).map_err(invalid)?;
     }
     Ok(service)
+}
+
+/// The service with what its engine says of its container.
+pub(crate) fn as_found(service: Service, found: Found) -> Service {
+    Service {
+        image: found.image,
+        layers: vec![found.image_id],
+        command: found.command,
+        env: found.env,
+        memory_bytes: found.memory_bytes,
+        cpu_millis: found.cpu_millis,
+        hostname: found.hostname,
+        user: found.user,
+        workdir: match found.workdir {
+            none if none.as_os_str().is_empty() => PathBuf::from("/"),
+            workdir => workdir,
+        },
+        kept: Some(found.kept),
+        ..service
+    }
 }
 
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {

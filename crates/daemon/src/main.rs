@@ -34,6 +34,7 @@ mod introduced;
 mod join;
 mod layers;
 mod logs;
+mod made_by;
 mod migrate;
 mod network;
 mod network_changes;

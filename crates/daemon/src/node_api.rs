@@ -16,8 +16,8 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, capture, check, connections, copy, directory, doctor, exec, images, join, layers, logs, migrate,
-    network_changes, prepare, removals, restart, stats, update, volumes, wait,
+    adopt, capture, check, connections, copy, directory, doctor, exec, images, join, layers, logs, made_by,
+    migrate, network_changes, prepare, removals, restart, stats, update, volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -47,7 +47,13 @@ impl NodeApi for NodeService {
     async fn run(&self, request: Request<api::RunRequest>) -> Result<Response<api::Service>, Status> {
         // In a task of its own: a client that goes away must not leave a service half made.
         let node = Arc::clone(&self.0);
-        let made = tokio::spawn(async move { services::run(&node, request.into_inner()).await });
+        let made = tokio::spawn(async move {
+            let request = request.into_inner();
+            match made_by::keeper(&request)? {
+                Some(keeper) => made_by::run(&node, keeper, request).await,
+                None => services::run(&node, request).await,
+            }
+        });
         Ok(Response::new(made.await.map_err(internal)??))
     }
 

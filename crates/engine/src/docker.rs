@@ -1,7 +1,7 @@
 //! [`Docker`]: containers that Docker keeps.
 //!
 //! [`adoption`] finds a container, and what Docker makes it from ([`definition`]). [`arrival`] has Docker create and start it,
-//! and [`image`] moves its image. Docker is asked by its API ([`api`]), over the socket of dockerd.
+//! and [`image`] moves its image. [`making`] has Docker make a container. Docker is asked by its API ([`api`]), over the socket of dockerd.
 //!
 //! Docker gives a container that it creates a new ID. Its runtime is [`RUNTIME`]: godwit-runtime, which stands for runc, and
 //! restores where godwit has something for a container. An operator names it in dockerd's settings once.
@@ -11,6 +11,7 @@ mod api;
 mod arrival;
 mod definition;
 mod image;
+mod making;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
 use crate::exec::ExecRequest;
+use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
 use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::{Processes, process};
@@ -127,6 +129,34 @@ impl Docker {
         Ok((kept, definition.of_no_node()))
     }
 
+    /// Removes a container, and with it, if wanted, its volumes without a name of their user's choice.
+    async fn remove_container(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        with_anonymous: bool,
+    ) -> Result<(), EngineError> {
+        let (failed, anonymous) = (self.failed(&config.name, "remove"), u8::from(with_anonymous));
+        // What is killed is not to be started again before it is removed.
+        let never = json!({ "RestartPolicy": { "Name": "no" } });
+        match self.api.post(&format!("/containers/{id}/update"), Some(&never), SHORT).await {
+            Err(error) if error.is_missing() => return Ok(()),
+            // It is on its way out.
+            Err(ApiError::Refused { message, .. }) => {
+                tracing::debug!(container = %config.name, message, "its restart policy is not changed");
+            }
+            Err(error) => return Err(failed(error)),
+            Ok(_) => {}
+        }
+        // It may be frozen, of which Docker does not know.
+        let life = Record::read(config)?.filter(|record| record.id == id).and_then(|record| record.life);
+        if let Some(life) = life {
+            let placed = ContainerConfig { cgroup: life.cgroup, ..config.clone() };
+            self.care.processes.kill(&placed).await?;
+        }
+        self.api.delete(&format!("/containers/{id}?force=1&v={anonymous}"), LONG).await.map_err(failed)
+    }
+
     async fn volume(&self, name: &ServiceName, volume: &str) -> Result<Option<InspectedVolume>, EngineError> {
         let path = format!("/volumes/{}", encoded(volume));
         self.api.find(&path).await.map_err(self.failed(name, "inspect a volume of"))
@@ -187,8 +217,30 @@ impl Keeps for Docker {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        _: Option<&Path>,
     ) -> Result<Found, EngineError> {
         self.find(name, container, leaves_networks).await
+    }
+
+    async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError> {
+        self.obtain_image(name, image).await
+    }
+
+    async fn make_it(
+        &self,
+        config: &ContainerConfig,
+        wanted: &Wanted,
+        token: &str,
+    ) -> Result<String, EngineError> {
+        self.make_new(config, wanted, token).await
+    }
+
+    async fn unmake(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
+        self.undo_creation(config, record).await
+    }
+
+    async fn last_words(&self, config: &ContainerConfig, id: &str) -> Result<String, EngineError> {
+        self.end_of_log(config, id).await
     }
 
     async fn speaks_against(
@@ -366,25 +418,7 @@ impl Keeps for Docker {
     }
 
     async fn remove_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
-        let failed = self.failed(&config.name, "remove");
-        // What is killed is not to be started again before it is removed.
-        let never = json!({ "RestartPolicy": { "Name": "no" } });
-        match self.api.post(&format!("/containers/{id}/update"), Some(&never), SHORT).await {
-            Err(error) if error.is_missing() => return Ok(()),
-            // It is on its way out.
-            Err(ApiError::Refused { message, .. }) => {
-                tracing::debug!(container = %config.name, message, "its restart policy is not changed");
-            }
-            Err(error) => return Err(failed(error)),
-            Ok(_) => {}
-        }
-        // It may be frozen, of which Docker does not know.
-        let life = Record::read(config)?.filter(|record| record.id == id).and_then(|record| record.life);
-        if let Some(life) = life {
-            let placed = ContainerConfig { cgroup: life.cgroup, ..config.clone() };
-            self.care.processes.kill(&placed).await?;
-        }
-        self.api.delete(&format!("/containers/{id}?force=1"), LONG).await.map_err(failed)
+        self.remove_container(config, id, false).await
     }
 
     async fn size_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
@@ -430,7 +464,7 @@ impl Info {
         };
         let known = if told.is_some() { "has another directory for" } else { "does not know" };
         Some(format!(
-            "Docker there {known} the runtime {RUNTIME}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
+            "Docker {known} the runtime {RUNTIME} there; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
         ))
     }
 

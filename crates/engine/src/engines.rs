@@ -14,6 +14,7 @@ use crate::container::{
 use crate::docker::Docker;
 use crate::exec::{ExecIo, ExecRequest};
 use crate::foreign::Adopts;
+use crate::foreign::making::Makes;
 use crate::podman::Podman;
 use crate::runc::Runc;
 
@@ -40,6 +41,15 @@ impl Engines {
     /// How containers of an engine of others come into godwit's care.
     #[must_use]
     pub fn adopts(&self, keeper: Keeper) -> &dyn Adopts {
+        match keeper {
+            Keeper::Podman => &self.podman,
+            Keeper::Docker => &self.docker,
+        }
+    }
+
+    /// How an engine of others makes containers for godwit.
+    #[must_use]
+    pub fn makes(&self, keeper: Keeper) -> &dyn Makes {
         match keeper {
             Keeper::Podman => &self.podman,
             Keeper::Docker => &self.docker,

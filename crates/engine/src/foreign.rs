@@ -7,12 +7,15 @@
 //!  cgroup, freezer, CRIU: by godwit, as for its own ──▶ the runtime restores what godwit has
 //!  the engine removes it, after the commit             ps, logs, exec, stop, … as if it had been started there
 //! ```
+//! An engine can also make a container for godwit, which is then like one that was adopted: [`making`].
+//!
 //! What each engine does in its own way is behind [`Keeps`]; whoever does that is an [`Engine`], and [`Adopts`]. What godwit
 //! knows of a container is in its [`record`]; a container without one is none of godwit's business, whatever its name or ID.
 
 pub(crate) mod archive;
 pub(crate) mod files;
 pub(crate) mod landing;
+pub mod making;
 pub(crate) mod output;
 pub(crate) mod record;
 
@@ -35,6 +38,7 @@ use crate::exec::{self, ExecIo, ExecRequest};
 use crate::files::place_of;
 use crate::processes::{Processes, cgroup, process, stop};
 use crate::runc::{NETWORK_KEY, restore};
+use making::{Wanted, WantedImage};
 use record::{Life, Record, Volume};
 
 /// How long a call of an engine may take that only asks, or changes a record.
@@ -43,7 +47,7 @@ pub(crate) const SHORT: Duration = Duration::from_secs(20);
 /// How long an engine may take to start a container, or to end one.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
-/// The label of what was made for a container on its way here, with the [token](Record::token) of that.
+/// The label of what was made here for a container, with the [token](Record::token) of that.
 pub(crate) const ARRIVAL_LABEL: &str = "godwit.arrival";
 
 /// How long an engine may take to see that a container has ended, and how often to look.
@@ -273,13 +277,32 @@ pub(crate) trait Keeps: Send + Sync {
     /// What there is to know of a container's definition.
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError>;
 
-    /// A container that runs, and that can move; see [`Adopts::find`].
+    /// A container that runs, and that can move; see [`Adopts::find`]. It may be in this network namespace, which is godwit's.
     async fn find_one(
         &self,
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        namespace: Option<&Path>,
     ) -> Result<Found, EngineError>;
+
+    /// Has the engine have an image; what that knows it by.
+    async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError>;
+
+    /// Has the engine make a container that does not run yet, and its volumes that are not there; all of it has
+    /// [`ARRIVAL_LABEL`]. It has no network but that of the configuration's namespace. Its ID.
+    async fn make_it(
+        &self,
+        config: &ContainerConfig,
+        wanted: &Wanted,
+        token: &str,
+    ) -> Result<String, EngineError>;
+
+    /// Removes what was made so.
+    async fn unmake(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
+
+    /// The end of what a container has written.
+    async fn last_words(&self, config: &ContainerConfig, id: &str) -> Result<String, EngineError>;
 
     /// What speaks against taking a container; `is_new` says that nothing of it has been made here.
     async fn speaks_against(
@@ -510,7 +533,7 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
         container: &str,
         leaves_networks: bool,
     ) -> Result<Found, EngineError> {
-        self.find_one(name, container, leaves_networks).await
+        self.find_one(name, container, leaves_networks, None).await
     }
 
     async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
@@ -556,9 +579,10 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
 
     fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         match Record::read(config)? {
-            Some(record) if !record.ours || !record.settled => {
+            Some(record) if !record.ours || !record.settled || record.making => {
                 let settled = Record::change(config, |record| {
                     (record.ours, record.settled, record.networks) = (true, true, Vec::new());
+                    record.making = false;
                 })?;
                 forget_files(config, &settled);
                 Ok(())
@@ -858,7 +882,10 @@ async fn remove(keeps: &(impl Keeps + ?Sized), config: &ContainerConfig) -> Resu
         files::unbind(&record, &tree).map_err(io(&tree))?;
         return Record::remove(config);
     }
-    keeps.end_arrival(config, &record).await?;
+    match record.making {
+        true => keeps.unmake(config, &record).await?,
+        false => keeps.end_arrival(config, &record).await?,
+    }
     let record = {
         // What its engine is being told is told by then, and nothing more is.
         let _alone = care.telling.lock().await;

@@ -26,6 +26,7 @@ mod error;
 mod layer;
 mod named;
 mod oci;
+mod packed;
 mod store;
 
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub use digest::{Digest, DigestError};
 pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
 pub use named::NamedImage;
+pub(crate) use packed::{PackError, Packed};
 pub use store::{BlobWriter, Store};
 
 use std::collections::BTreeMap;

@@ -1,18 +1,19 @@
 //! [`Podman`]: containers that Podman keeps.
 //!
 //! [`adoption`] finds a container and has Podman describe it ([`definition`]), [`arrival`] has Podman import it as a
-//! checkpoint, and [`image`] moves its image. Podman is called by its [`command`], since it needs no service to run for that.
+//! checkpoint, and [`image`] moves its image. [`making`] has Podman make a container. Podman is called by its [`command`], since it needs no service to run for that.
 
 mod adoption;
 mod arrival;
 mod command;
 mod definition;
 mod image;
+mod making;
 mod settings;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
 use crate::exec::ExecRequest;
+use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
 use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::Processes;
@@ -130,8 +132,30 @@ impl Keeps for Podman {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        namespace: Option<&Path>,
     ) -> Result<Found, EngineError> {
-        self.find(name, container, leaves_networks).await
+        self.find(name, container, leaves_networks, namespace).await
+    }
+
+    async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError> {
+        self.obtain_image(name, image).await
+    }
+
+    async fn make_it(
+        &self,
+        config: &ContainerConfig,
+        wanted: &Wanted,
+        token: &str,
+    ) -> Result<String, EngineError> {
+        self.create(config, wanted, token).await
+    }
+
+    async fn unmake(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
+        self.undo_creation(config, record).await
+    }
+
+    async fn last_words(&self, config: &ContainerConfig, id: &str) -> Result<String, EngineError> {
+        self.end_of_log(config, id).await
     }
 
     async fn speaks_against(

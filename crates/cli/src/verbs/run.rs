@@ -29,6 +29,7 @@ Examples:
   godwit run --name cache redis:7 redis-server --save ''
   godwit run --name web --rootfs ./web -m 256m --cpus 1.5 -p 8080:80 -- nginx -g 'daemon off;'
   godwit run --name api --network front --network back:ip=10.89.0.5 ./api.tar
+  godwit run --engine podman --name cache --restart always redis:7
   godwit run --name dns --image dns.tar --cap-drop ALL --cap-add NET_BIND_SERVICE --read-only named -f"
 )]
 pub(crate) struct Args {
@@ -50,6 +51,10 @@ pub(crate) struct Args {
     pull: Policy,
     #[command(flatten)]
     registry: Reach,
+    /// Who makes the container and keeps it, so that its own commands manage it: podman or docker, which take a reference
+    /// as their own, or runc, which is godwit itself
+    #[arg(long, value_name = "ENGINE", default_value = "runc", value_parser = ["podman", "docker", "runc"])]
+    engine: String,
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
@@ -131,6 +136,8 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
     let mut interrupts = Interrupts::new()?;
     let source = match (image, args.rootfs) {
         (Some(values::Image::Path(path)), _) => Some(Source::Image(path)),
+        // The engine has it, or pulls it, with its own credentials.
+        (Some(values::Image::Reference(text)), _) if args.engine != "runc" => Some(Source::Image(text)),
         (Some(values::Image::Reference(text)), _) => {
             let mut registry = Registry {
                 connection: &mut connection,
@@ -154,6 +161,7 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         address: args.ip.map(|address| address.to_string()).unwrap_or_default(),
         source,
         command,
+        engine: args.engine,
         env: env.into_iter().chain(args.env).filter(|entry| !entry.is_empty()).collect(),
         mounts: args.mount.into_iter().chain(args.volume).collect(),
         memory_bytes: args.memory.unwrap_or_default(),

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use godwit_names::ServiceName;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
@@ -18,21 +19,26 @@ const PREPARED: Duration = Duration::from_secs(1800);
 /// An image as dockerd tells it.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Inspected {
+pub(super) struct Inspected {
     id: String,
     size: u64,
 }
 
 impl Docker {
-    async fn image(&self, config: &ContainerConfig, image: &str) -> Result<Option<Inspected>, EngineError> {
+    /// An image by a name of its or its ID; nothing where Docker does not have it.
+    pub(super) async fn image(
+        &self,
+        name: &ServiceName,
+        image: &str,
+    ) -> Result<Option<Inspected>, EngineError> {
         let path = format!("/images/{}/json", encoded(image));
-        self.api.find(&path).await.map_err(self.failed(&config.name, "inspect the image of"))
+        self.api.find(&path).await.map_err(self.failed(name, "inspect the image of"))
     }
 
     /// Bytes of its archive at most. Docker counts what is in files, and each has a header there.
     pub(super) async fn bytes_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let found = self.image(config, &definition.image.1).await?;
+        let found = self.image(&config.name, &definition.image.1).await?;
         let size = found.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.size;
         Ok(size.saturating_add(size / 4))
     }
@@ -43,7 +49,7 @@ impl Docker {
         config: &ContainerConfig,
     ) -> Result<Option<Vec<String>>, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let found = self.image(config, &definition.image.1).await?;
+        let found = self.image(&config.name, &definition.image.1).await?;
         Ok(found.is_none().then(Vec::new))
     }
 
@@ -52,7 +58,8 @@ impl Docker {
     pub(super) async fn image_name(&self, config: &ContainerConfig) -> Result<String, EngineError> {
         let (_, definition) = self.kept(config)?;
         let (name, id) = definition.image;
-        let is_its = !name.is_empty() && self.image(config, &name).await?.is_some_and(|found| found.id == id);
+        let is_its =
+            !name.is_empty() && self.image(&config.name, &name).await?.is_some_and(|found| found.id == id);
         Ok(if is_its { name } else { id })
     }
 
@@ -88,7 +95,7 @@ impl Docker {
             return Err(failed(ApiError::Broken(error.to_string())));
         }
         let said = said.map_err(&failed)?;
-        if self.image(config, &definition.image.1).await?.is_none() {
+        if self.image(&config.name, &definition.image.1).await?.is_none() {
             let (id, said) = (&definition.image.1, String::from_utf8_lossy(&said));
             let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());
             return Err(failed(ApiError::Broken(reason)));

@@ -16,7 +16,7 @@ use super::SHORT;
 const PIECE: usize = 256 << 10;
 
 /// Pieces that wait for whoever takes them.
-const PIECES: usize = 8;
+pub(crate) const PIECES: usize = 8;
 
 /// Largest list of images, bytes.
 const LIST: u64 = 4 << 20;

@@ -22,9 +22,11 @@ static CHANGING: Mutex<()> = Mutex::new(());
 pub(crate) struct Record {
     /// The ID that the container was adopted with.
     pub(crate) of: String,
+    /// What stood for that ID before an engine of this node had made the container; empty where it was there already.
+    pub(crate) made_as: String,
     /// Its ID in this node's engine; empty while that has none.
     pub(crate) id: String,
-    /// By which what is made for its arrival here is known, and nothing else: a label that nobody can guess.
+    /// By which what is made here for it is known, and nothing else: a label that nobody can guess.
     pub(crate) token: String,
     /// The cgroup in which its restore waits.
     pub(crate) landing: Option<String>,
@@ -36,7 +38,9 @@ pub(crate) struct Record {
     pub(crate) upper: PathBuf,
     /// Its volumes; none while it waits.
     pub(crate) volumes: Vec<Volume>,
-    /// The engine's process that imports it, and when that began.
+    /// Whether it is being made here: then it goes with all that was made for it, unless it becomes a service.
+    pub(crate) making: bool,
+    /// The engine's process that imports or makes it, and when that began.
     pub(crate) import: Option<(u32, u64)>,
     /// Networks of its engine's that it has left, and what its engine needs to put it back: it is put back on them unless it becomes a service.
     pub(crate) networks: Vec<(String, String)>,
@@ -93,7 +97,8 @@ impl Record {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        Ok(config.kept.as_ref().is_some_and(|kept| kept.id == record.of).then_some(record))
+        let is_its = |id: &str| id == record.of || !record.made_as.is_empty() && id == record.made_as;
+        Ok(config.kept.as_ref().is_some_and(|kept| is_its(&kept.id)).then_some(record))
     }
 
     /// That of a container which there must be.

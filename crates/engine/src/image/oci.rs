@@ -127,14 +127,16 @@ impl Store {
 }
 
 /// An image that was found in a layout.
-struct Found {
-    manifest: ImageManifest,
+pub(super) struct Found {
+    /// What refers to its manifest.
+    pub(super) descriptor: Descriptor,
+    pub(super) manifest: ImageManifest,
     config: ImageConfiguration,
     name: Option<String>,
 }
 
 /// `PATH:NAME` when there is no file of that whole name.
-fn split_reference(path: &Path) -> (PathBuf, Option<String>) {
+pub(super) fn split_reference(path: &Path) -> (PathBuf, Option<String>) {
     let text = path.to_str().filter(|_| !path.exists());
     match text.and_then(|text| text.rsplit_once(':')) {
         Some((location, name)) if !name.contains('/') && Path::new(location).exists() => {
@@ -145,7 +147,7 @@ fn split_reference(path: &Path) -> (PathBuf, Option<String>) {
 }
 
 /// Finds the one image for this machine.
-fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, ArchiveFault> {
+pub(super) fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, ArchiveFault> {
     let index: ImageIndex =
         parse("index.json", ImageIndex::from_reader(&layout.document("index.json")?[..]))?;
     let mut named: Vec<(Option<String>, &Descriptor)> =
@@ -252,7 +254,7 @@ fn find(
         passed.documents.insert(descriptor.digest().clone());
         return Ok(None);
     }
-    Ok(Some(Found { manifest, config, name: None }))
+    Ok(Some(Found { descriptor: descriptor.clone(), manifest, config, name: None }))
 }
 
 fn platform_name(architecture: &str, system: &str) -> String {
@@ -273,7 +275,7 @@ fn check_type(what: &'static str, found: &MediaType, known: &[&str]) -> Result<(
     }
 }
 
-fn sha256(digest: &OciDigest) -> Result<Digest, ArchiveFault> {
+pub(super) fn sha256(digest: &OciDigest) -> Result<Digest, ArchiveFault> {
     let text = digest.to_string();
     text.parse().map_err(|_| ArchiveFault::DigestAlgorithm { digest: text })
 }
@@ -304,7 +306,7 @@ fn run_config(configuration: &ImageConfiguration) -> ImageConfig {
 type Content = (Box<dyn Read>, u64);
 
 /// The files of a layout, wherever they are.
-enum Layout {
+pub(super) enum Layout {
     Directory(PathBuf),
     Archive {
         file: File,
@@ -315,7 +317,7 @@ enum Layout {
 
 impl Layout {
     /// Opens a layout and checks that it says it is one.
-    fn open(path: &Path) -> Result<Self, ArchiveFault> {
+    pub(super) fn open(path: &Path) -> Result<Self, ArchiveFault> {
         let read = |source| ArchiveFault::Read { member: "it".into(), source };
         let metadata = match std::fs::metadata(path) {
             Ok(metadata) => metadata,
@@ -389,7 +391,11 @@ impl Layout {
     }
 
     /// The blob a descriptor refers to; its size is verified, its digest not yet.
-    fn blob(&self, what: &'static str, descriptor: &Descriptor) -> Result<Box<dyn Read>, ArchiveFault> {
+    pub(super) fn blob(
+        &self,
+        what: &'static str,
+        descriptor: &Descriptor,
+    ) -> Result<Box<dyn Read>, ArchiveFault> {
         let digest = sha256(descriptor.digest())?;
         let Some((reader, found)) = self.member(&format!("blobs/sha256/{}", digest.hex()))? else {
             return Err(ArchiveFault::BlobMissing { digest: digest.to_string(), what });

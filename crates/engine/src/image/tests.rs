@@ -5,6 +5,7 @@
 mod archives;
 mod broken;
 mod layers;
+mod packed;
 mod rootfs;
 mod store;
 

@@ -21,6 +21,7 @@ impl Podman {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        namespace: Option<&Path>,
     ) -> Result<Found, EngineError> {
         let refused = |reason: String| self.care.failed(name, "give godwit", reason);
         let Some(inspected) = self.inspect(name, container).await? else {
@@ -29,7 +30,10 @@ impl Podman {
         if !inspected.state.running || inspected.state.paused {
             return Err(refused(format!("{} does not run; start it first", inspected.name)));
         }
-        let definition = self.describe(name, &inspected).await?;
+        let mut definition = self.describe(name, &inspected).await?;
+        if let Some(namespace) = namespace {
+            definition.in_own_namespace(namespace);
+        }
         let mut objections = definition.objections(&inspected.id);
         if inspected.host_config.auto_remove {
             objections.push("it is removed when it ends (--rm), as it does for Podman when it moves".into());

@@ -226,16 +226,21 @@ impl Podman {
     ) -> Result<bool, EngineError> {
         let words = ["container", "exists", "--external", "--", container].map(OsStr::new).to_vec();
         let call = Call { name, action: "look for", words, settings: None };
-        let mut command = self.command(&call);
+        self.exists(&call).await
+    }
+
+    /// Asks by a call whether there is something.
+    pub(super) async fn exists(&self, call: &Call<'_>) -> Result<bool, EngineError> {
+        let mut command = self.command(call);
         let under_way = command.kill_on_drop(true).output();
         match tokio::time::timeout(SHORT, under_way).await {
             Ok(Ok(output)) => match output.status.code() {
                 Some(0) => Ok(true),
                 Some(1) => Ok(false),
-                _ => Err(failed(&call, said(&output.stderr))),
+                _ => Err(failed(call, said(&output.stderr))),
             },
-            Ok(Err(error)) => Err(self.not_started(&call, &error)),
-            Err(_) => Err(failed(&call, format!("it has not answered for {} s", SHORT.as_secs()))),
+            Ok(Err(error)) => Err(self.not_started(call, &error)),
+            Err(_) => Err(failed(call, format!("it has not answered for {} s", SHORT.as_secs()))),
         }
     }
 

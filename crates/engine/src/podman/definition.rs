@@ -20,7 +20,7 @@ use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::foreign::{MASKED, Port, READ_ONLY, is_target, is_volume};
+use crate::foreign::{ARRIVAL_LABEL, MASKED, Port, READ_ONLY, is_target, is_volume};
 
 /// Largest document taken, bytes; they have some tens of thousands.
 const LIMIT: u64 = 4 << 20;
@@ -127,8 +127,8 @@ const MOUNT_OPTIONS: &[&str] = &[
 /// The same for options with a value.
 const MOUNT_VALUES: &[&str] = &["gid", "mode", "nr_blocks", "nr_inodes", "ptmxmode", "size", "uid"];
 
-/// Labels by which Podman acts on the node, and not on the container.
-const LABELS_OF_NODE: &[&str] = &["io.containers.autoupdate", "PODMAN_SYSTEMD_UNIT"];
+/// Labels by which Podman or godwit act on the node, and not on the container.
+const LABELS_OF_NODE: &[&str] = &["io.containers.autoupdate", "PODMAN_SYSTEMD_UNIT", ARRIVAL_LABEL];
 
 /// Namespaces that a container has for itself.
 const NAMESPACES: &[&str] = &["ipc", "mount", "network", "pid", "uts"];
@@ -248,6 +248,16 @@ impl Definition {
     /// The OCI document.
     pub(super) fn spec(&self) -> &Value {
         &self.spec
+    }
+
+    /// Takes a network namespace for the container's own that godwit has made for it.
+    pub(super) fn in_own_namespace(&mut self, own: &Path) {
+        let namespaces = self.spec.pointer_mut("/linux/namespaces").and_then(Value::as_array_mut);
+        for namespace in namespaces.into_iter().flatten().filter(|namespace| namespace["type"] == "network") {
+            if namespace["path"].as_str().is_some_and(|path| Path::new(path) == own) {
+                *namespace = json!({ "type": "network" });
+            }
+        }
     }
 
     /// What speaks against making it on another node.
@@ -586,6 +596,17 @@ mod tests {
         assert_eq!(plain.volumes().unwrap(), [("data", "/data")]);
         assert_eq!((plain.name(), plain.image()), ("web", ("localhost/web:1", "aa")));
         assert_eq!(Definition::told(&plain.value()).unwrap().of_no_node(), plain);
+    }
+
+    #[test]
+    fn a_namespace_of_godwits_is_its_own_and_another_is_not() {
+        let mut changed = definition();
+        changed["config"]["createNetNS"] = false.into();
+        let mut told = Definition::told(&changed).unwrap();
+        told.in_own_namespace(Path::new("/run/netns/y"));
+        assert!(told.objections(ID)[0].contains("--network ns:"));
+        told.in_own_namespace(Path::new("/run/netns/x"));
+        assert_eq!(told.objections(ID), [""; 0]);
     }
 
     #[test]

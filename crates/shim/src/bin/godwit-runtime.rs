@@ -5,8 +5,8 @@
 //! godwitd ──▶ engine, told that this is its runtime ──▶ conmon or a shim ──▶ godwit-runtime ──▶ runc, with what godwitd has
 //! ```
 //! godwitd writes what to do into a directory. Podman calls the program by a link in it, for one call. Docker calls it for each
-//! of its containers that has come from another node; then the directory is one of [`STATE`], or of `--state DIR`, and has the
-//! ID of the container for its name.
+//! of its containers that has come from another node, or that godwitd has had it make; then the directory is one of [`STATE`],
+//! or of `--state DIR`, and has the ID of the container for its name.
 //!
 //! | file | what |
 //! |---|---|
@@ -17,10 +17,13 @@
 //!   more than its description of the container.
 //! - `restore`, and `create` where the engine knows of no restore: of the images that the instructions name. A `start` after
 //!   such a `create` finds the container running.
+//! - `create` in a network namespace of godwit's, at every start of the container: so its program has the network from its
+//!   first instruction. Where there is no such namespace, as after a reboot, it is in the engine's, as the engine wants it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -59,6 +62,11 @@ enum Task {
         /// The network namespace, where it is not the one that the engine names.
         network_namespace: Option<PathBuf>,
     },
+    /// Each start in a network namespace that the engine has not made.
+    Create {
+        /// That.
+        network_namespace: PathBuf,
+    },
 }
 
 /// What the engine has made for a restore.
@@ -75,6 +83,9 @@ const INSTRUCTIONS: &str = "instructions.json";
 
 /// Where the directories are that godwitd makes for the containers of Docker.
 const STATE: &str = "/run/godwit/docker";
+
+/// What the hook is called by which dockerd takes a container's network namespace for one of its own.
+const ENGINES_HOOK: &str = "libnetwork-setkey";
 
 /// Global options of runc and crun that have their value in the word after them.
 const WITH_VALUE: &[&str] = &["--log", "--log-format", "--root", "--criu", "--rootless", "--cgroup-manager"];
@@ -137,6 +148,14 @@ fn run(name: &Path, words: &[OsString]) -> Result<(), String> {
         (Task::Describe, Some("checkpoint")) => {
             call.is_for(&id)?;
             describe(&call)
+        }
+        (Task::Create { network_namespace }, Some("create")) => {
+            call.is_for(&id)?;
+            let bundle = call.value("--bundle").ok_or("the engine names no bundle for a container")?;
+            if is_namespace(&network_namespace) {
+                edit(&bundle, |description| put_into(description, &network_namespace))?;
+            }
+            Err(become_runtime(&runtime, words))
         }
         // What was restored runs. The next start is a start.
         (Task::Restore { .. }, Some("start")) => {
@@ -247,17 +266,45 @@ fn describe(call: &Call<'_>) -> Result<(), String> {
 
 /// Has the runtime give CRIU a file with options, by the annotation that runc knows for it, and take this network namespace.
 fn adapt(bundle: &Path, criu_config: &Path, network_namespace: Option<&Path>) -> Result<(), String> {
+    edit(bundle, |description| {
+        description["annotations"]["org.criu.config"] = criu_config.to_string_lossy().into();
+        if let Some(path) = network_namespace {
+            name_namespace(description, path);
+        }
+    })
+}
+
+/// Puts a new container into a network namespace that the engine has not made, and does not come to know: it would turn off
+/// IPv6 there.
+fn put_into(description: &mut Value, network_namespace: &Path) {
+    name_namespace(description, network_namespace);
+    if let Some(hooks) = description.pointer_mut("/hooks/prestart").and_then(Value::as_array_mut) {
+        hooks.retain(|hook| hook["args"][0] != ENGINES_HOOK);
+    }
+}
+
+fn name_namespace(description: &mut Value, network_namespace: &Path) {
+    let namespaces = description["linux"]["namespaces"].as_array_mut().map(Vec::as_mut_slice);
+    for namespace in namespaces.unwrap_or_default() {
+        if namespace["type"] == "network" {
+            namespace["path"] = network_namespace.to_string_lossy().into();
+        }
+    }
+}
+
+/// Whether a namespace is mounted there: it is on the filesystem of namespaces.
+fn is_namespace(path: &Path) -> bool {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    device(path).is_some_and(|there| Some(there) == device(Path::new("/proc/self/ns/net")))
+}
+
+/// Changes the OCI description that the engine has made.
+fn edit(bundle: &Path, change: impl FnOnce(&mut Value)) -> Result<(), String> {
     let path = bundle.join("config.json");
     let text = fs::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let mut description: Value =
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    description["annotations"]["org.criu.config"] = criu_config.to_string_lossy().into();
-    let namespaces = description["linux"]["namespaces"].as_array_mut().map(Vec::as_mut_slice);
-    for namespace in namespaces.unwrap_or_default() {
-        if let Some(path) = network_namespace.filter(|_| namespace["type"] == "network") {
-            namespace["path"] = path.to_string_lossy().into();
-        }
-    }
+    change(&mut description);
     write_whole(&path, &json(&description)?)
 }
 
@@ -354,5 +401,22 @@ mod tests {
         assert_eq!(written["root"]["path"], "/r");
         let namespaces = serde_json::json!([{"type": "network", "path": "/n"}, {"type": "pid"}]);
         assert_eq!(written["linux"]["namespaces"], namespaces);
+    }
+
+    #[test]
+    fn a_new_container_is_in_a_namespace_that_is_there_and_its_engine_takes_that_for_none_of_its_own() {
+        assert!(is_namespace(Path::new("/proc/self/ns/net")));
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!is_namespace(&directory.path().join("nothing")) && !is_namespace(directory.path()));
+        let mut description = serde_json::json!({
+            "hooks": { "prestart": [{ "path": "/x", "args": [ENGINES_HOOK, "id"] }, { "path": "/y", "args": ["y"] }] },
+            "linux": { "namespaces": [{ "type": "network" }, { "type": "pid" }] },
+        });
+        put_into(&mut description, Path::new("/n"));
+        assert_eq!(description["hooks"]["prestart"], serde_json::json!([{ "path": "/y", "args": ["y"] }]));
+        assert_eq!(description["linux"]["namespaces"][0]["path"], "/n");
+        let mut plain = serde_json::json!({ "linux": { "namespaces": [] } });
+        put_into(&mut plain, Path::new("/n"));
+        assert_eq!(plain["hooks"], Value::Null, "it has none");
     }
 }

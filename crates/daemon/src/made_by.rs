@@ -1,0 +1,321 @@
+//! `godwit run --engine podman|docker`: a service whose container the user's engine makes and keeps, and that is in godwit's
+//! care before it runs.
+//!
+//! ```text
+//! name, address, ports are reserved ─▶ image ─▶ network, open ─▶ the engine makes the container, and starts it in that ─▶ service
+//! ```
+//! From then on it is like one that was adopted ([`crate::adopt`]). The engine has no network for it: godwit's is there, and
+//! open, before the program's first instruction. Whatever fails, nothing is left but the image, as after a pull.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use godwit_api::v1::{self as api, AdoptRequest, Mount, RunRequest, run_request::Source};
+use godwit_engine::foreign::making::{Wanted, WantedImage, WantedRestart, WantedTmpfs, WantedVolume};
+use godwit_engine::{EngineError, Keeper};
+use godwit_migration::{Restart, Service, error_chain, failpoint};
+use tonic::Status;
+
+use crate::adopt::{as_found, describe, refused};
+use crate::convert;
+use crate::network::joined::join;
+use crate::node::Node;
+use crate::services::{owned, reserve, show};
+use crate::status::internal;
+
+/// Longest name of an image, bytes; registries allow 255 for a repository, and 128 for a tag.
+const LONGEST_NAME: usize = 1024;
+
+/// The engine that a request names; nothing for godwit's own.
+pub(crate) fn keeper(request: &RunRequest) -> Result<Option<Keeper>, Status> {
+    match request.engine.as_str() {
+        "" | "runc" => Ok(None),
+        other => Keeper::named(other).map(Some).ok_or_else(|| {
+            Status::invalid_argument(format!("{other:?} is not an engine; give podman, docker or runc"))
+        }),
+    }
+}
+
+/// Has an engine make and start a container, as a service.
+pub(crate) async fn run(
+    node: &Arc<Node>,
+    keeper: Keeper,
+    mut request: RunRequest,
+) -> Result<api::Service, Status> {
+    let name = convert::service_name(&request.name)?;
+    let image = image(keeper, &request)?;
+    let mut wanted = wanted(keeper, &request)?;
+    let ports = convert::ports(&request.publish)?;
+    // Its volumes are the engine's.
+    request.mounts.clear();
+    let (_, addresses, _occupied) = reserve(node, &name, &request, ports).await?;
+    let of_service = AdoptRequest {
+        publish: request.publish.clone(),
+        labels: request.labels.clone(),
+        hooks: request.hooks.clone(),
+        ..AdoptRequest::default()
+    };
+    let maker = node.engines().makes(keeper);
+    let promised = maker.promised(&name).map_err(internal)?;
+    let service = Service { kept: Some(promised), ..describe(node, name, &of_service, &addresses)? };
+    wanted.image = maker.image(&service.name, &image).await.map_err(refused)?;
+    let service = match make(node, keeper, service.clone(), &wanted).await {
+        Ok(service) => service,
+        Err((service, error)) => {
+            if let Err(left) = node.local().clear(&service).await {
+                tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
+            }
+            return Err(error);
+        }
+    };
+    node.engines().adopts(keeper).own(&node.local().config(&service)).map_err(internal)?;
+    if let Err(error) = node.local().made(&service) {
+        // The state is read before the mark is believed.
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
+    }
+    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
+    node.watch(&service);
+    let detail = format!("{} by {}", service.address, keeper.title());
+    node.events.tell("service", "started", &service.name, &detail);
+    show(node, owned(node, &service.name)?).await
+}
+
+/// Makes the container, and records the service; what there is of it on failure, too.
+async fn make(
+    node: &Arc<Node>,
+    keeper: Keeper,
+    mut service: Service,
+    wanted: &Wanted,
+) -> Result<Service, (Service, Status)> {
+    match make_steps(node, keeper, &mut service, wanted).await {
+        Ok(()) => Ok(service),
+        Err(error) => Err((service, error)),
+    }
+}
+
+async fn make_steps(
+    node: &Arc<Node>,
+    keeper: Keeper,
+    service: &mut Service,
+    wanted: &Wanted,
+) -> Result<(), Status> {
+    let (local, maker) = (node.local(), node.engines().makes(keeper));
+    // What an earlier service has left under the name must not mix with it.
+    local.make_room(service).await.map_err(internal)?;
+    local.begin_making(service).map_err(internal)?;
+    local.make_directories(service, false).await.map_err(internal)?;
+    // Open before the first instruction, so that a program that connects at once gets through.
+    local.network.plug(service).await.map_err(internal)?;
+    local.network.open(service).await.map_err(internal)?;
+    let id = maker.make(&local.config(service), wanted).await.map_err(refused)?;
+    if let Some(kept) = &mut service.kept {
+        kept.id = id;
+    }
+    // The directory is that of this container from here on.
+    local.make_directories(service, false).await.map_err(internal)?;
+    failpoint::point("service.made").await;
+    // Nobody else is to adopt it before it is a service.
+    let _alone = node.adopting.lock().await;
+    let found = maker.begin(&local.config(service)).await.map_err(refused)?;
+    let pid = found.pid;
+    *service = as_found(service.clone(), found);
+    let taken = node.engines().adopts(keeper).take(&local.config(service)).await;
+    match taken {
+        Ok(state) if state.pid == pid => {}
+        Ok(_) | Err(EngineError::NotFound(_)) => {
+            return Err(Status::failed_precondition(format!(
+                "the command of service {} has ended at once; try it with `{} run`, whose log stays",
+                service.name,
+                keeper.name()
+            )));
+        }
+        Err(error) => return Err(refused(error)),
+    }
+    join(node, service, pid).await.map_err(internal)?;
+    failpoint::point("service.started").await;
+    node.state.put_service(service).map_err(internal)
+}
+
+/// The image that is wanted.
+fn image(keeper: Keeper, request: &RunRequest) -> Result<WantedImage, Status> {
+    let title = keeper.title();
+    match &request.source {
+        Some(Source::Image(path)) if Path::new(path).is_absolute() => Ok(WantedImage::Archive(path.into())),
+        Some(Source::Image(name)) => {
+            let plain =
+                |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic()) && !text.starts_with('-');
+            if name.is_empty() || name.len() > LONGEST_NAME || !plain(name) {
+                return Err(Status::invalid_argument(format!(
+                    "{name:?} is not the name of an image, nor an absolute path"
+                )));
+            }
+            Ok(WantedImage::Named(name.clone()))
+        }
+        Some(Source::Rootfs(_)) => Err(Status::invalid_argument(format!(
+            "--rootfs is for godwit's own containers: {title} makes one from an image; give --image"
+        ))),
+        None => Err(Status::invalid_argument(format!(
+            "{title} makes a container from an image: give --image, with an archive or the name of one"
+        ))),
+    }
+}
+
+/// The container that is wanted, or all that the engine cannot give it.
+fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
+    // The same words are right or wrong for every engine.
+    convert::confinement(request)?;
+    let restart = convert::restart(&request.restart)?;
+    if request.remove && restart != Restart::No {
+        return Err(convert::removed_or_restarted());
+    }
+    let (name, title) = (keeper.name(), keeper.title());
+    let mut refused = Vec::new();
+    if request.remove {
+        refused.push(format!(
+            "--rm, since {title} would remove it as it leaves for another node, too; `godwit rm` removes it"
+        ));
+    }
+    if request.networks.iter().any(|network| network.starts_with("ns:")) {
+        refused.push(
+            "--network ns:, since it is in a network namespace of godwit's; give the name of a network"
+                .into(),
+        );
+    }
+    let (mut volumes, mut tmpfs) = (Vec::new(), Vec::new());
+    for mount in &request.mounts {
+        match mount.kind.as_str() {
+            "volume" => volumes.push(volume(mount)?),
+            "tmpfs" => tmpfs.push(in_memory(mount)?),
+            "bind" => refused.push(format!(
+                "{} of the node on {}, which does not move with it; a volume does (`-v NAME:{}`)",
+                mount.source, mount.target, mount.target
+            )),
+            other => {
+                return Err(Status::invalid_argument(format!(
+                    "mounts of type {other:?} are not known; use tmpfs or volume"
+                )));
+            }
+        }
+    }
+    if !refused.is_empty() {
+        return Err(Status::invalid_argument(format!(
+            "a service in a container of {title}'s (--engine {name}) cannot have {}",
+            refused.join("; nor ")
+        )));
+    }
+    if let Some(pair) = request.env.iter().find(|pair| !pair.contains('=')) {
+        return Err(Status::invalid_argument(format!("{pair:?} is not NAME=VALUE")));
+    }
+    Ok(Wanted {
+        image: String::new(),
+        command: request.command.clone(),
+        entrypoint: request.entrypoint.clone().map(|entrypoint| entrypoint.words),
+        env: request.env.clone(),
+        user: request.user.clone(),
+        workdir: request.workdir.clone(),
+        hostname: convert::hostname(request),
+        labels: request.labels.clone(),
+        memory_bytes: request.memory_bytes,
+        cpu_millis: request.cpu_millis,
+        pids_limit: request.pids_limit,
+        cap_add: request.cap_add.clone(),
+        cap_drop: request.cap_drop.clone(),
+        seccomp: request.seccomp.clone(),
+        no_new_privileges: request.no_new_privileges,
+        read_only: request.read_only,
+        ulimits: request
+            .ulimits
+            .iter()
+            .map(|limit| godwit_engine::Ulimit {
+                name: limit.name.clone(),
+                soft: limit.soft,
+                hard: limit.hard,
+            })
+            .collect(),
+        restart: match restart {
+            Restart::No => WantedRestart::No,
+            Restart::OnFailure(most) => WantedRestart::OnFailure(most),
+            Restart::Always => WantedRestart::Always,
+        },
+        volumes,
+        tmpfs,
+    })
+}
+
+/// What is mounted is a word of an engine's, in which a colon has a meaning.
+fn target(mount: &Mount) -> Result<String, Status> {
+    let path = &mount.target;
+    let plain = path.split('/').skip(1).all(|part| !matches!(part, "" | "." | ".."));
+    if path.starts_with('/') && plain && !path.contains([':', ',', '\0']) {
+        return Ok(path.clone());
+    }
+    Err(Status::invalid_argument(format!(
+        "the target {path:?} of a mount must be an absolute path without '..', ':' and ','"
+    )))
+}
+
+fn volume(mount: &Mount) -> Result<WantedVolume, Status> {
+    let name = convert::volume_name(&mount.source)?.to_string();
+    Ok(WantedVolume { name, target: target(mount)?, read_only: mount.read_only })
+}
+
+fn in_memory(mount: &Mount) -> Result<WantedTmpfs, Status> {
+    Ok(WantedTmpfs { target: target(mount)?, size_bytes: mount.size_bytes, read_only: mount.read_only })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn mount(kind: &str, source: &str, target: &str) -> Mount {
+        Mount { kind: kind.into(), source: source.into(), target: target.into(), ..Mount::default() }
+    }
+
+    fn refusal(request: &RunRequest) -> String {
+        wanted(Keeper::Podman, request).unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn all_that_an_engine_cannot_give_is_named_at_once() {
+        let request = RunRequest {
+            name: "web".into(),
+            remove: true,
+            networks: vec!["ns:/run/netns/x".into()],
+            mounts: vec![mount("bind", "/srv", "/data")],
+            ..RunRequest::default()
+        };
+        let said = refusal(&request);
+        for words in
+            ["--engine podman", "--rm", "--network ns:", "/srv of the node on /data", "-v NAME:/data"]
+        {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_would_be_another_word_for_the_engine_is_refused() {
+        for target in ["data", "/a/../b", "/a:ro", "/a,size=1", "/"] {
+            let request = RunRequest { mounts: vec![mount("tmpfs", "", target)], ..RunRequest::default() };
+            assert!(refusal(&request).contains("target"), "{target}");
+        }
+        let image = |source: &str| {
+            let source = Some(Source::Image(source.into()));
+            image(Keeper::Docker, &RunRequest { source, ..RunRequest::default() })
+        };
+        assert_eq!(image("/x.tar").unwrap(), WantedImage::Archive("/x.tar".into()));
+        assert_eq!(image("quay.io/a/b:1").unwrap(), WantedImage::Named("quay.io/a/b:1".into()));
+        for name in ["", "--all", "a b", "a\n"] {
+            assert!(image(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn an_engine_is_one_that_there_is() {
+        let named = |engine: &str| keeper(&RunRequest { engine: engine.into(), ..RunRequest::default() });
+        assert_eq!(named("").unwrap(), None);
+        assert_eq!(named("runc").unwrap(), None);
+        assert_eq!(named("docker").unwrap(), Some(Keeper::Docker));
+        assert!(named("lxc").unwrap_err().message().contains("podman, docker or runc"));
+    }
+}

@@ -1,0 +1,391 @@
+//! Services whose containers the user's engine makes (`godwit run --engine`): managed by plain `podman` and `docker` from the
+//! start, moved, and gone without a trace where they could not be made. Needs root, Podman and Docker.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
+use godwit_tests::docker::Dockers;
+use godwit_tests::hold::{MADE, Points, STARTED};
+use godwit_tests::podman::Podmans;
+use godwit_tests::victim::traces::{nothing_more, steady_traces};
+use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
+use serde_json::Value;
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
+const IMAGE: &str = "localhost/cache:1";
+/// Data in Redis.
+const FILL: u64 = 8 << 20;
+
+/// The engine on each node of a lab.
+enum Engine {
+    Podman(Podmans),
+    Docker(Dockers),
+}
+
+/// A lab with such an engine, and an image for it.
+struct Nodes {
+    // It ends before the lab, which ends what is in its network namespaces.
+    engine: Engine,
+    bed: Bed,
+    points: Points,
+    preset: Preset,
+}
+
+impl Nodes {
+    /// `serve` are further arguments of the daemons.
+    fn up(engine: &str, test: &str, workload: Workload, serve: &[&str]) -> Self {
+        let mut engine = match engine {
+            "podman" => Engine::Podman(Podmans::new()),
+            _ => Engine::Docker(Dockers::new()),
+        };
+        let mut points = None;
+        let bed = Bed::up_with(&format!("{}-{test}", engine.name()), |config| {
+            match &engine {
+                Engine::Podman(podmans) => podmans.equip(config),
+                Engine::Docker(dockers) => dockers.equip(config),
+            }
+            points = Some(Points::among(config, &[MADE, STARTED]));
+            config.programs.serve_arguments.extend(serve.iter().map(|word| (*word).to_owned()));
+        });
+        if let Engine::Docker(dockers) = &mut engine {
+            dockers.start(&bed);
+        }
+        let preset = bed.build(workload);
+        match &engine {
+            Engine::Podman(podmans) => podmans.image(&bed, &["a"], &preset, IMAGE),
+            Engine::Docker(dockers) => dockers.image(&["a"], &preset, IMAGE),
+        }
+        Self { engine, bed, points: points.unwrap(), preset }
+    }
+
+    fn call(&self, node: &str, words: &[&str]) -> Output {
+        match &self.engine {
+            Engine::Podman(podmans) => podmans.call(&self.bed, node, words),
+            Engine::Docker(dockers) => dockers.call(node, words),
+        }
+    }
+
+    /// Has the engine of a node do this; what it printed.
+    fn own(&self, node: &str, words: &[&str]) -> String {
+        let output = self.call(node, words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{} {words:?} on {node}: {said}", self.engine.name());
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// All that a container has written.
+    fn log(&self, node: &str, name: &str) -> String {
+        let output = self.call(node, &["logs", name]);
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    }
+
+    /// The words of `godwit run` for the service `cache`.
+    fn words<'a>(&'a self, image: &'a str, more: &[&'a str], command: &[&'a str]) -> Vec<&'a str> {
+        let mut words = vec!["run", "--engine", self.engine.name(), "--name", "cache", "--image", image];
+        words.extend(["--ip", "10.88.0.10"]);
+        words.extend(more);
+        words.push("--");
+        words.extend(command);
+        words
+    }
+
+    /// The containers of a node's engine, and in which state they are.
+    fn listed(&self, node: &str) -> String {
+        if matches!(self.engine, Engine::Docker(_)) {
+            return self.own(node, &["ps", "--all", "--format", "{{.Names}} {{.State}}"]);
+        }
+        // Podman has another state for a format.
+        let all: Vec<Value> =
+            serde_json::from_str(&self.own(node, &["ps", "--all", "--format", "json"])).unwrap();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        all.iter().map(|of| text(&of["Names"][0]) + " " + &text(&of["State"]) + "\n").collect()
+    }
+
+    /// One engine has it, in this state, and the other does not.
+    fn is_at(&self, node: &str, state: &str) {
+        let other = if node == "a" { "b" } else { "a" };
+        let wanted = (format!("cache {state}\n"), String::new());
+        wait_for(&format!("{} on {node} alone to have it {state}", self.engine.name()), || {
+            ((self.listed(node), self.listed(other)) == wanted).then_some(())
+        });
+    }
+
+    /// godwit has it in this state.
+    fn is_shown(&self, node: &str, state: &str) -> Value {
+        wait_for(&format!("godwit to show it {state}"), || {
+            let shown: Value = self.bed.json(node, &["inspect", "cache"]);
+            (shown["state"] == state).then_some(shown)
+        })
+    }
+
+    fn inspect(&self, node: &str) -> Value {
+        let all: Value = serde_json::from_str(&self.own(node, &["container", "inspect", "cache"])).unwrap();
+        all[0].clone()
+    }
+
+    fn connect(&self) -> RedisClient {
+        RedisClient::connect(self.bed.lab(), CLIENT, self.preset.at(ADDRESS), PATIENCE).unwrap()
+    }
+
+    fn down(self) {
+        match &self.engine {
+            Engine::Podman(podmans) => podmans.clear(&self.bed),
+            Engine::Docker(dockers) => dockers.clear(),
+        }
+    }
+}
+
+impl Engine {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Podman(_) => "podman",
+            Self::Docker(_) => "docker",
+        }
+    }
+}
+
+#[test]
+fn redis_that_podman_was_told_to_make_moves_and_is_podmans_wherever_it_is() {
+    made_and_moved("podman");
+}
+
+#[test]
+fn redis_that_docker_was_told_to_make_moves_and_is_dockers_wherever_it_is() {
+    made_and_moved("docker");
+}
+
+fn made_and_moved(engine: &str) {
+    let nodes = Nodes::up(engine, "made", Workload::Redis, &[]);
+    let mut more = vec!["--restart", "always", "--label", "tier=x", "--memory", "512m"];
+    more.extend(nodes.preset.env.iter().flat_map(|entry| ["--env", entry]));
+    more.extend(nodes.preset.user.iter().flat_map(|user| ["--user", user]));
+    let command: Vec<_> = nodes.preset.command.iter().map(String::as_str).collect();
+    assert_eq!(nodes.bed.done("a", &nodes.words(IMAGE, &more, &command)), "cache\n");
+    nodes.is_at("a", "running");
+    let shown = nodes.is_shown("a", "running");
+    let inspected = nodes.inspect("a");
+    assert_eq!((&shown["engine"], &shown["container_id"]), (&engine.into(), &inspected["Id"]));
+    assert_eq!(shown["pid"], inspected["State"]["Pid"]);
+    assert_eq!(shown["memory_bytes"], 512 << 20);
+    assert_eq!(inspected["Config"]["Labels"]["tier"], "x");
+    assert_eq!(inspected["Config"]["Hostname"], "cache");
+
+    nodes.connect().fill(FILL).unwrap();
+    let load = RedisLoad::start(nodes.bed.lab(), CLIENT, nodes.preset.at(ADDRESS), 1000).unwrap();
+    nodes.bed.move_to_and_fro("cache", |number, here| {
+        let lap = load.lap().unwrap();
+        assert!(lap.is_clean(), "move {number}: {lap:?}");
+        nodes.is_at(here, "running");
+    });
+    drop(load);
+    let here = if nodes.listed("a").is_empty() { "b" } else { "a" };
+
+    // Plain commands, there.
+    assert_eq!(nodes.own(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
+    assert_eq!(nodes.bed.done(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
+    assert_eq!(nodes.inspect(here)["Config"]["Labels"]["tier"], "x");
+    let refused = nodes.bed.godwit(here, &["logs", "cache"]);
+    assert!(refused.stderr.contains(&format!("{engine} logs")), "{refused:?}");
+    nodes.own(here, &["stop", "--time", "3", "cache"]);
+    nodes.is_shown(here, "stopped");
+    nodes.own(here, &["start", "cache"]);
+    nodes.is_shown(here, "running");
+    nodes.connect();
+    nodes.bed.done(here, &["stop", "cache"]);
+    nodes.is_at(here, "exited");
+    nodes.bed.done(here, &["start", "cache"]);
+    nodes.is_at(here, "running");
+    nodes.connect();
+    // Its policy.
+    let pid = nodes.bed.pid(here, "cache");
+    let killed = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(killed, rustix::process::Signal::KILL).unwrap();
+    wait_for("the engine to start it, and godwit to follow", || {
+        (![0, pid].contains(&nodes.bed.pid(here, "cache"))).then_some(())
+    });
+    nodes.connect();
+    nodes.bed.done(here, &["rm", "--force", "cache"]);
+    assert_eq!((nodes.listed("a"), nodes.listed("b")), (String::new(), String::new()));
+    nodes.down();
+}
+
+#[test]
+fn a_program_that_podman_starts_has_its_network_from_its_first_instruction() {
+    first_instruction("podman");
+}
+
+#[test]
+fn a_program_that_docker_starts_has_its_network_from_its_first_instruction() {
+    first_instruction("docker");
+}
+
+/// An image layout with an entrypoint.
+fn layout(nodes: &Nodes) -> PathBuf {
+    let tool = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    };
+    let (layout, bundle) = (nodes.bed.scratch().join("layout"), nodes.bed.scratch().join("bundle"));
+    let (tag, bundle_text) = (format!("{}:latest", layout.display()), bundle.to_str().unwrap());
+    tool("umoci", &["init", "--layout", layout.to_str().unwrap()]);
+    tool("umoci", &["new", "--image", &tag]);
+    tool("umoci", &["unpack", "--image", &tag, bundle_text]);
+    let root = bundle.join("rootfs");
+    tool("cp", &["-a", &format!("{}/.", nodes.preset.rootfs.display()), root.to_str().unwrap()]);
+    for directory in ["data", "scratch"] {
+        fs::create_dir_all(root.join(directory)).unwrap();
+    }
+    tool("umoci", &["repack", "--image", &tag, bundle_text]);
+    tool(
+        "umoci",
+        &["config", "--image", &tag, "--config.entrypoint", "/bin/sh", "--config.entrypoint", "-c"],
+    );
+    layout
+}
+
+fn first_instruction(engine: &str) {
+    let nodes = Nodes::up(engine, "first", Workload::Busybox, &["--subnet6", "fd67:6f64::/96"]);
+    let layout = layout(&nodes);
+    nodes.bed.done("a", &["network", "create", "back", "--subnet", "10.89.0.0/24"]);
+    let command = "busybox ip -o addr; echo color $COLOUR; touch /data/file /scratch/file; touch /x; while :; do sleep 1; done";
+    let more = [
+        ["--volume", "data:/data"],
+        ["--mount", "type=tmpfs,dst=/scratch,size=1m"],
+        ["--env", "COLOUR=blue"],
+        ["--cap-drop", "ALL"],
+        ["--security-opt", "no-new-privileges"],
+        ["--pids-limit", "50"],
+        ["--ulimit", "core=0"],
+        // Podman forgets its settings for these then, and a container here may not have more.
+        ["--ulimit", "nofile=20000"],
+        ["--ulimit", "nproc=20000"],
+        ["--restart", "on-failure:3"],
+        ["--network", "default:ip=10.88.0.10"],
+        ["--network", "back:ip=10.89.0.5"],
+    ];
+    let mut words = vec![
+        "run",
+        "--engine",
+        engine,
+        "--name",
+        "cache",
+        "--image",
+        layout.to_str().unwrap(),
+        "--read-only",
+    ];
+    words.extend(more.concat());
+    words.extend(["--", command]);
+    nodes.bed.done("a", &words);
+    let shown = nodes.is_shown("a", "running");
+    let said = wait_for("what it writes", || {
+        Some(nodes.log("a", "cache")).filter(|said| said.contains("Read-only"))
+    });
+    let addresses = ["10.88.0.10/", "10.89.0.5/", shown["address6"].as_str().unwrap()];
+    assert!(addresses[2].starts_with("fd67:"), "{shown}");
+    for address in &addresses {
+        assert!(said.contains(address), "{address}: {said}");
+    }
+    assert!(said.contains("color blue"), "{said}");
+    assert_eq!(nodes.own("a", &["volume", "ls", "--format", "{{.Name}}"]), "data\n");
+    // From the first instruction of its next life, too, for which the engine knows of no network.
+    nodes.own("a", &["restart", "--time", "0", "cache"]);
+    wait_for("godwit to follow", || {
+        (![Value::Null, 0.into(), shown["pid"].clone()].contains(&nodes.is_shown("a", "running")["pid"]))
+            .then_some(())
+    });
+    let again = wait_for("what it writes again", || {
+        Some(nodes.log("a", "cache")).filter(|said| said.matches("Read-only").count() == 2)
+    });
+    for address in &addresses {
+        assert_eq!(again.matches(address).count(), 2, "{address}: {again}");
+    }
+    // It comes, with its image, to a node that has none.
+    nodes.bed.migrate("cache", "a", "b");
+    nodes.is_at("b", "running");
+    assert_eq!(nodes.own("b", &["exec", "cache", "/bin/ls", "/data"]), "file\n");
+    nodes.bed.done("b", &["rm", "--force", "cache"]);
+    // The image that it was made from is there, as after a pull.
+    nodes.bed.done("a", &nodes.words(layout.to_str().unwrap(), &[], &["sleep 1000"]));
+    nodes.is_at("a", "running");
+    nodes.down();
+}
+
+#[test]
+fn nothing_is_left_where_podman_cannot_make_a_service() {
+    nothing_left("podman");
+}
+
+#[test]
+fn nothing_is_left_where_docker_cannot_make_a_service() {
+    nothing_left("docker");
+}
+
+fn nothing_left(engine: &str) {
+    let nodes = Nodes::up(engine, "left", Workload::Busybox, &[]);
+    let sleeps = ["/bin/sleep", "1000"];
+    // What an engine leaves of its first container is not the service's, nor are programs that put it away.
+    nodes.bed.done("a", &nodes.words(IMAGE, &[], &sleeps));
+    nodes.bed.done("a", &["rm", "--force", "cache"]);
+    let passing =
+        |trace: &String| ["conmon", "podman"].iter().any(|name| *trace == format!("process {name}"));
+    let before = steady_traces(&nodes.bed, "a", |traces| !traces.iter().any(passing));
+    let volumes = || nodes.own("a", &["volume", "ls", "--quiet"]);
+    let is_gone = |what: &str| {
+        assert_eq!((nodes.listed("a").as_str(), volumes().as_str()), ("", ""), "{what}");
+        assert_eq!(nodes.bed.godwit("a", &["inspect", "cache"]).code, 1, "{what}");
+        nothing_more(&nodes.bed, "a", &before);
+    };
+    let refused = |more: &[&str], command: &[&str], why: &[&str]| {
+        let said = nodes.bed.godwit("a", &nodes.words(IMAGE, more, command));
+        assert_eq!(said.code, 125, "{said:?}");
+        for words in why {
+            assert!(said.stderr.contains(words), "{words}: {said:?}");
+        }
+        is_gone(why[0]);
+    };
+    let volume = ["--volume", "data:/data"];
+    refused(&volume, &["/nonesuch"], &["nonesuch"]);
+    refused(&volume, &["/bin/sh", "-c", "echo no luck >&2; exit 7"], &["exit code 7", "no luck"]);
+    refused(&[&volume[..], &["--rm"]].concat(), &sleeps, &["--rm", "godwit rm"]);
+    refused(&["--volume", "/srv:/srv"], &sleeps, &["/srv of the node", "-v NAME:/srv"]);
+    let none = ["run", "--engine", engine, "--name", "cache", "--image", "localhost/none:1", "sleep"];
+    let said = nodes.bed.godwit("a", &none);
+    assert!(said.code == 125 && said.stderr.contains("pull the image of container cache"), "{said:?}");
+    is_gone("no such image");
+
+    // A container of a user's that has the name stays, and so does a volume.
+    nodes.own("a", &["volume", "create", "data"]);
+    nodes.own("a", &["run", "--detach", "--name", "cache", "--network", "none", IMAGE, "/bin/sleep", "1000"]);
+    let id = nodes.inspect("a")["Id"].clone();
+    let said = nodes.bed.godwit("a", &nodes.words(IMAGE, &volume, &sleeps));
+    assert!(said.code == 125 && said.stderr.contains("already in use"), "{said:?}");
+    assert_eq!((nodes.listed("a").as_str(), volumes().as_str()), ("cache running\n", "data\n"));
+    assert_eq!(nodes.inspect("a")["Id"], id);
+    nodes.own("a", &["rm", "--force", "cache"]);
+    nodes.own("a", &["volume", "rm", "data"]);
+    is_gone("one of a user's");
+
+    // Its daemon dies meanwhile: the next one removes what there is, which has been made, or runs.
+    for (point, state) in [(MADE, "created"), (STARTED, "running")] {
+        nodes.points.hold(point);
+        let mut running = nodes.bed.command("a", &nodes.words(IMAGE, &volume, &sleeps)).spawn().unwrap();
+        nodes.points.reached(point);
+        assert_eq!(nodes.listed("a"), format!("cache {state}\n"));
+        nodes.bed.lab().stop_node("a").unwrap();
+        assert!(!running.wait().unwrap().success());
+        nodes.points.let_go(point);
+        nodes.bed.lab().start_node("a").unwrap();
+        wait_for("the container to be gone", || nodes.listed("a").is_empty().then_some(()));
+        is_gone(point);
+    }
+    // The name, the address and the volume are free, and it stays when its daemon dies.
+    nodes.bed.done("a", &nodes.words(IMAGE, &volume, &sleeps));
+    nodes.bed.lab().restart_node("a").unwrap();
+    nodes.is_shown("a", "running");
+    nodes.is_at("a", "running");
+    nodes.down();
+}
