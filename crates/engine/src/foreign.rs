@@ -9,37 +9,43 @@
 //! ```
 //! An engine can also make a container for godwit, which is then like one that was adopted: [`making`].
 //!
-//! What each engine does in its own way is behind [`Keeps`]; whoever does that is an [`Engine`], and [`Adopts`]. What godwit
-//! knows of a container is in its [`record`]; a container without one is none of godwit's business, whatever its name or ID.
+//! What each engine does in its own way is behind [`Keeps`]; whoever does that is an [`Engine`], here, and [`Adopts`]. What
+//! godwit knows of a container is in its [`record`]; a container without one is none of godwit's business, whatever its name
+//! or ID.
 
+mod adopts;
 pub(crate) mod archive;
 pub(crate) mod files;
+mod keeps;
 pub(crate) mod landing;
 pub mod making;
 pub(crate) mod output;
 pub(crate) mod record;
+mod removal;
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::ServiceName;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError, Keeper,
-    Kept, OutputPipes, RestoreRequest, Tmpfs, Usage, User, io_error,
+    BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError,
+    OutputPipes, RestoreRequest, Tmpfs, Usage, io_error,
 };
 use crate::exec::{self, ExecIo, ExecRequest};
 use crate::files::place_of;
-use crate::processes::{Processes, cgroup, process, stop};
+use crate::processes::{process, stop};
 use crate::runc::{NETWORK_KEY, restore};
-use making::{Wanted, WantedImage};
-use record::{Life, Record, Volume};
+use record::{Life, Record};
+use removal::remove;
+
+pub(crate) use adopts::on_networks;
+pub use adopts::{Adopts, Found, Port};
+pub(crate) use keeps::{Care, Inside, Keeps, Look};
 
 /// How long a call of an engine may take that only asks, or changes a record.
 pub(crate) const SHORT: Duration = Duration::from_secs(20);
@@ -59,9 +65,6 @@ const END_LOOK: Duration = Duration::from_millis(100);
 const SESSIONS_LIMIT: Duration = Duration::from_secs(3);
 const SESSIONS_LOOK: Duration = Duration::from_millis(20);
 
-/// The pauses before an engine is told again how to restart a container.
-const POLICY_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
-
 /// A number that nobody can guess, another at each look.
 const UUID: &str = "/proc/sys/kernel/random/uuid";
 
@@ -77,316 +80,6 @@ pub(crate) const MASKED: &[&str] = &["/proc/kcore", "/proc/keys", "/proc/timer_l
 /// Paths that no container writes to.
 pub(crate) const READ_ONLY: &[&str] =
     &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
-
-/// A container of another engine that godwit is to move.
-#[derive(Debug, Clone)]
-pub struct Found {
-    /// What makes it that engine's.
-    pub kept: Kept,
-    /// Its name there.
-    pub name: String,
-    /// Name of its image.
-    pub image: String,
-    /// ID of its image, `sha256:…`.
-    pub image_id: String,
-    /// Its main process.
-    pub pid: u32,
-    /// Command with arguments.
-    pub command: Vec<String>,
-    /// `NAME=VALUE` pairs.
-    pub env: Vec<String>,
-    /// Host name inside.
-    pub hostname: String,
-    /// Who runs it.
-    pub user: User,
-    /// Working directory inside.
-    pub workdir: PathBuf,
-    /// Memory limit in bytes; 0 for none.
-    pub memory_bytes: u64,
-    /// CPU limit in thousandths; 0 for none.
-    pub cpu_millis: u32,
-    /// The engine's networks that it is on, and what it takes to put it on each again.
-    pub networks: Vec<(String, String)>,
-    /// Ports of the node that the engine has lead into it over them.
-    pub ports: Vec<Port>,
-}
-
-/// A port of the node that leads into a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
-    /// The only address of the node that it is on; empty for all.
-    pub address: String,
-    /// That of the node.
-    pub node: u16,
-    /// That of the container.
-    pub container: u16,
-    /// `tcp`, `udp` or `sctp`.
-    pub protocol: String,
-}
-
-/// How containers come into godwit's care.
-#[async_trait]
-pub trait Adopts: Send + Sync {
-    /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of its engine's, it must be
-    /// one that leaves them.
-    ///
-    /// # Errors
-    /// The engine has no such container, it does not run, or something speaks against moving it: all that does.
-    async fn find(
-        &self,
-        name: &ServiceName,
-        container: &str,
-        leaves_networks: bool,
-    ) -> Result<Found, EngineError>;
-    /// Notes what this node has to know of a container to move it. It stays what it is, whatever becomes of a service that is
-    /// being made of it, until [`Adopts::own`].
-    async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
-    /// Takes a container off networks of its engine's: their interfaces go, and the ports that lead into it over them. It is
-    /// put back on them when it is removed from godwit's care before [`Adopts::own`].
-    async fn leave_networks(
-        &self,
-        config: &ContainerConfig,
-        networks: &[(String, String)],
-    ) -> Result<(), EngineError>;
-    /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
-    fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// A container is this node's, and is removed with its service.
-    fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// The same, and its engine is told how to restart it, where it does not know yet.
-    fn own(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// The ID of a container in this node's engine; nothing where it is not here.
-    fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
-}
-
-/// A container as its engine tells it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Look {
-    pub(crate) id: String,
-    pub(crate) running: bool,
-    /// Its engine is about to start it again.
-    pub(crate) restarting: bool,
-    pub(crate) exit_code: i32,
-    /// The main process.
-    pub(crate) pid: u32,
-    /// The process that reads what it writes.
-    pub(crate) reader: u32,
-    /// The upper directory of its root filesystem.
-    pub(crate) upper: PathBuf,
-    /// Its root filesystem, as the node has it mounted.
-    pub(crate) merged: PathBuf,
-    /// The engine's networks that it is on, and what it takes to put it on each again.
-    pub(crate) networks: Vec<(String, String)>,
-}
-
-/// What there is to know of a container's definition for a dump.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Inside {
-    /// Its volumes, by name and place.
-    pub(crate) volumes: Vec<(String, String)>,
-    /// Paths that it does not see.
-    pub(crate) masked: Vec<String>,
-}
-
-/// What godwit has for the containers of an engine.
-#[derive(Debug, Clone)]
-pub(crate) struct Care {
-    pub(crate) keeper: Keeper,
-    /// Directory for what the engine is given; on a file system that a reboot empties.
-    pub(crate) run: PathBuf,
-    pub(crate) processes: Processes,
-    /// Held while an engine is told how to restart a container.
-    pub(crate) telling: Arc<Mutex<()>>,
-}
-
-impl Care {
-    pub(crate) fn new(keeper: Keeper, run: PathBuf, processes: Processes) -> Self {
-        Self { keeper, run, processes, telling: Arc::default() }
-    }
-
-    /// What a configuration says of a container of this engine's.
-    pub(crate) fn kept<'a>(&self, config: &'a ContainerConfig) -> Result<&'a Kept, EngineError> {
-        let kept = config.kept.as_ref().filter(|kept| kept.keeper == self.keeper && is_id(&kept.id));
-        kept.ok_or_else(|| EngineError::NotFound(config.name.clone()))
-    }
-
-    /// Where the files of a container that is here are bound into one tree.
-    fn tree(&self, config: &ContainerConfig) -> PathBuf {
-        self.run.join(format!("files-{}", config.name))
-    }
-
-    /// Where its restore finds the cgroup that a container is to see.
-    fn own_cgroup(&self, config: &ContainerConfig) -> PathBuf {
-        self.run.join(format!("cgroup-{}", config.name))
-    }
-
-    /// Where the runtime finds what it is to do for a container with this ID.
-    pub(crate) fn place(&self, id: &str) -> PathBuf {
-        self.run.join(id)
-    }
-
-    /// The configuration with the cgroup that the container is in now.
-    fn placed(&self, config: &ContainerConfig) -> Result<(ContainerConfig, Life), EngineError> {
-        let record = Record::of(config)?;
-        let life = record.life.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
-        Ok((ContainerConfig { cgroup: life.cgroup.clone(), ..config.clone() }, life))
-    }
-
-    /// What there is to know of a main process.
-    fn life(
-        &self,
-        config: &ContainerConfig,
-        (pid, reader): (u32, u32),
-        root: PathBuf,
-    ) -> Result<Life, EngineError> {
-        let io = |what: &str| {
-            let (name, action) = (config.name.clone(), format!("find {what} of process {pid}"));
-            move |source| io_error(&name, action, source)
-        };
-        let gone = || self.failed(&config.name, "reach", "its main process has ended");
-        let start = process::start_time(pid).ok_or_else(gone)?;
-        let cgroup = cgroup::of_process(pid).map_err(io("the cgroup"))?;
-        let pipes = output::pipes(pid, reader).map_err(io("the output"))?;
-        let reader_start = process::start_time(reader).ok_or_else(gone)?;
-        Ok(Life { pid, start, cgroup, pipes, reader, reader_start, root })
-    }
-
-    /// An error of the engine.
-    pub(crate) fn failed(
-        &self,
-        name: &ServiceName,
-        action: &'static str,
-        reason: impl ToString,
-    ) -> EngineError {
-        EngineError::Keeper {
-            keeper: self.keeper.title(),
-            action,
-            name: name.clone(),
-            reason: reason.to_string(),
-        }
-    }
-}
-
-/// What an engine of others does in its own way. A container is named by its ID in the engine.
-#[async_trait]
-pub(crate) trait Keeps: Send + Sync {
-    fn care(&self) -> &Care;
-
-    /// Whether a container has the ID here that it was adopted with.
-    fn keeps_ids(&self) -> bool;
-
-    /// What there is to know of a container's definition.
-    fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError>;
-
-    /// A container that runs, and that can move; see [`Adopts::find`]. It may be in this network namespace, which is godwit's.
-    async fn find_one(
-        &self,
-        name: &ServiceName,
-        container: &str,
-        leaves_networks: bool,
-        namespace: Option<&Path>,
-    ) -> Result<Found, EngineError>;
-
-    /// Has the engine have an image; what that knows it by.
-    async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError>;
-
-    /// Has the engine make a container that does not run yet, and its volumes that are not there; all of it has
-    /// [`ARRIVAL_LABEL`]. It has no network but that of the configuration's namespace. Its ID.
-    async fn make_it(
-        &self,
-        config: &ContainerConfig,
-        wanted: &Wanted,
-        token: &str,
-    ) -> Result<String, EngineError>;
-
-    /// Removes what was made so.
-    async fn unmake(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
-
-    /// The end of what a container has written.
-    async fn last_words(&self, config: &ContainerConfig, id: &str) -> Result<String, EngineError>;
-
-    /// What speaks against taking a container; `is_new` says that nothing of it has been made here.
-    async fn speaks_against(
-        &self,
-        config: &ContainerConfig,
-        is_new: bool,
-    ) -> Result<Vec<String>, EngineError>;
-
-    /// What the engine knows of a container; nothing where it has none of this ID.
-    async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError>;
-
-    /// The volumes of a container.
-    async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError>;
-
-    /// Where the engine keeps root filesystems and volumes.
-    async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError>;
-
-    /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error.
-    async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError>;
-
-    /// Those of its volumes that were made so, and that are here.
-    async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError>;
-
-    /// Removes a volume, if it is there and nobody uses it.
-    async fn remove_volume(&self, config: &ContainerConfig, volume: &str) -> Result<(), EngineError>;
-
-    async fn leave(&self, config: &ContainerConfig, id: &str, network: &str) -> Result<(), EngineError>;
-
-    /// Puts a container on a network again; see [`Look::networks`].
-    async fn join(
-        &self,
-        config: &ContainerConfig,
-        id: &str,
-        network: &str,
-        how: &str,
-    ) -> Result<(), EngineError>;
-
-    /// Tells the engine how to restart a container that has come here and is here for good, where it does not know yet.
-    async fn set_policy(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
-
-    async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
-
-    async fn signal_it(&self, config: &ContainerConfig, id: &str, signal: i32) -> Result<(), EngineError>;
-
-    async fn stop_it(&self, config: &ContainerConfig, id: &str, limit: Duration) -> Result<(), EngineError>;
-
-    /// Returns when the engine has a container run.
-    async fn until_it_runs(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
-
-    /// The engine's command for a command in a container.
-    fn command_in(
-        &self,
-        config: &ContainerConfig,
-        id: &str,
-        request: &ExecRequest,
-    ) -> tokio::process::Command;
-
-    async fn begin_arrival(
-        &self,
-        request: RestoreRequest,
-        pipes: OutputPipes,
-    ) -> Result<Box<dyn BegunRestore>, EngineError>;
-
-    /// Ends a restore that waits for its images, and removes what it has made.
-    async fn end_arrival(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
-
-    /// Removes a container and not its volumes, whether it is frozen or not; nothing happens where it is not there. It must not
-    /// be started again by the engine's policy meanwhile.
-    async fn remove_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
-
-    async fn size_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
-
-    /// See [`Engine::lacks_image`].
-    async fn lacking(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError>;
-
-    async fn save(
-        &self,
-        config: &ContainerConfig,
-        without: Vec<String>,
-        to: mpsc::Sender<Bytes>,
-    ) -> Result<(), EngineError>;
-
-    async fn load(&self, config: &ContainerConfig, from: mpsc::Receiver<Bytes>) -> Result<(), EngineError>;
-}
 
 /// Whether this can be an ID of a container; it becomes a part of paths.
 pub(crate) fn is_id(id: &str) -> bool {
@@ -404,82 +97,6 @@ pub(crate) fn is_volume(name: &str) -> bool {
 /// Whether something can be mounted there in a container.
 pub(crate) fn is_target(path: &str) -> bool {
     path.starts_with('/') && path.split('/').skip(1).all(|part| !matches!(part, "" | "." | ".."))
-}
-
-/// What a user is told whose container is on its engine's networks.
-pub(crate) fn on_networks(keeper: Keeper, networks: &[(String, String)]) -> String {
-    let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
-    format!(
-        "it is on {}'s network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
-        keeper.title(),
-        names.join(", ")
-    )
-}
-
-/// Notes the life that a container has now.
-async fn note(
-    keeps: &(impl Keeps + ?Sized),
-    config: &ContainerConfig,
-    look: &Look,
-) -> Result<(), EngineError> {
-    let care = keeps.care();
-    let life = match look.running {
-        true => Some(care.life(config, (look.pid, look.reader), look.merged.clone())?),
-        false => None,
-    };
-    let of = care.kept(config)?.id.clone();
-    let volumes = keeps.volumes_of(&config.name, &look.id).await?;
-    let begin = || Record { of, id: look.id.clone(), ..Record::default() };
-    let record = Record::change_or_begin(config, begin, |record| {
-        (record.life, record.upper, record.volumes) = (life, look.upper.clone(), volumes);
-        (record.import, record.waiting, record.landing) = (None, None, None);
-        // What runs here is here for good.
-        record.settled = true;
-    })?;
-    forget_files(config, &record);
-    Ok(())
-}
-
-/// Removes what an engine had made where files have come. Nobody waits for it; what is not removed goes with the container.
-fn forget_files(config: &ContainerConfig, record: &Record) {
-    let Some(left) = record.left.clone() else { return };
-    let config = config.clone();
-    tokio::task::spawn_blocking(move || {
-        let forget = |record: &mut Record| record.left = record.left.take().filter(|other| *other != left);
-        let forgotten = match fs::remove_dir_all(&left) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.to_string()),
-            _ => Record::change(&config, forget).map(drop).map_err(|error| error.to_string()),
-        };
-        if let Err(error) = forgotten {
-            tracing::debug!(container = %config.name, path = %left.display(), error, "what was left is not removed yet");
-        }
-    });
-}
-
-/// Tells an engine how to restart a container, again until it succeeds. The container's record says so until then.
-fn tell_policy<K: Keeps + Clone + 'static>(keeps: &K, config: &ContainerConfig, token: String) {
-    let (keeps, config) = (keeps.clone(), config.clone());
-    tokio::spawn(async move {
-        let [mut pause, longest] = POLICY_PAUSES;
-        loop {
-            {
-                let _alone = keeps.care().telling.lock().await;
-                let Ok(Some(record)) = Record::read(&config) else { return };
-                // Another arrival tells by itself.
-                if !record.owes_policy || !record.settled || record.departed || record.token != token {
-                    return;
-                }
-                let told = match keeps.set_policy(&config, &record.id).await {
-                    Ok(()) => Record::change(&config, |record| record.owes_policy = false).map(drop),
-                    Err(error) => Err(error),
-                };
-                let Err(error) = told else { return };
-                tracing::warn!(container = %config.name, %error, "its engine does not know yet how to restart it");
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
-        }
-    });
 }
 
 /// How many commands from outside run in a container. Those that its engine has begun end soon, unless they are frozen.
@@ -523,85 +140,6 @@ async fn state(
     let look = look.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
     let exit_code = (!look.running && !look.restarting).then_some(look.exit_code);
     Ok(ContainerState { status: ContainerStatus::Stopped, pid: 0, exit_code })
-}
-
-#[async_trait]
-impl<K: Keeps + Clone + 'static> Adopts for K {
-    async fn find(
-        &self,
-        name: &ServiceName,
-        container: &str,
-        leaves_networks: bool,
-    ) -> Result<Found, EngineError> {
-        self.find_one(name, container, leaves_networks, None).await
-    }
-
-    async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
-        let kept = self.care().kept(config)?;
-        let record = Record::read(config)?;
-        let id = record.as_ref().map_or(&kept.id, |record| &record.id);
-        let look = self.look(&config.name, id).await?;
-        let look = look.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
-        // Its engine may have put it on them again when it started it.
-        if record.as_ref().is_some_and(|record| record.leaves) {
-            for (network, _) in &look.networks {
-                self.leave(config, id, network).await?;
-            }
-        }
-        note(self, config, &look).await?;
-        state(self, config).await
-    }
-
-    async fn leave_networks(
-        &self,
-        config: &ContainerConfig,
-        networks: &[(String, String)],
-    ) -> Result<(), EngineError> {
-        if networks.is_empty() {
-            return Ok(());
-        }
-        let record = Record::change(config, |record| {
-            (record.networks, record.leaves) = (networks.to_vec(), true);
-        })?;
-        for (network, _) in networks {
-            self.leave(config, &record.id, network).await?;
-        }
-        Ok(())
-    }
-
-    fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let is_here = Record::read(config)?.is_some_and(|record| record.waiting.is_none());
-        if is_here {
-            Record::change(config, |record| (record.ours, record.networks) = (false, Vec::new()))?;
-        }
-        Ok(())
-    }
-
-    fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        match Record::read(config)? {
-            Some(record) if !record.ours || !record.settled || record.making => {
-                let settled = Record::change(config, |record| {
-                    (record.ours, record.settled, record.networks) = (true, true, Vec::new());
-                    record.making = false;
-                })?;
-                forget_files(config, &settled);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        self.settle(config)?;
-        if let Some(record) = Record::read(config)?.filter(|record| record.owes_policy) {
-            tell_policy(self, config, record.token);
-        }
-        Ok(())
-    }
-
-    fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError> {
-        Ok(Record::read(config)?.map(|record| record.id).filter(|id| !id.is_empty()))
-    }
 }
 
 #[async_trait]
@@ -862,78 +400,6 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     async fn memory_unshared(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         self.care().processes.memory_unshared(&self.care().placed(config)?.0).await
     }
-}
-
-/// Ends a container and removes what belongs to it, or gives back one that has not become a service.
-async fn remove(keeps: &(impl Keeps + ?Sized), config: &ContainerConfig) -> Result<(), EngineError> {
-    let Some(record) = Record::read(config)? else { return Ok(()) };
-    let care = keeps.care();
-    let tree = care.tree(config);
-    let io = |path: &Path| {
-        let action = format!("remove {}", path.display());
-        move |source| io_error(&config.name, action, source)
-    };
-    if !record.ours {
-        for (network, how) in &record.networks {
-            if let Err(error) = keeps.join(config, &record.id, network, how).await {
-                tracing::error!(container = %config.name, network, %error, "it is not put back on its network");
-            }
-        }
-        files::unbind(&record, &tree).map_err(io(&tree))?;
-        return Record::remove(config);
-    }
-    match record.making {
-        true => keeps.unmake(config, &record).await?,
-        false => keeps.end_arrival(config, &record).await?,
-    }
-    let record = {
-        // What its engine is being told is told by then, and nothing more is.
-        let _alone = care.telling.lock().await;
-        Record::change(config, |record| record.owes_policy = false)?
-    };
-    let own_cgroup = care.own_cgroup(config);
-    landing::unbind_cgroup(&own_cgroup).map_err(io(&own_cgroup))?;
-    if !record.id.is_empty() {
-        keeps.remove_it(config, &record.id).await?;
-    }
-    // What an engine has forgotten, too.
-    let lives = record.life.iter().map(|life| &life.cgroup);
-    for cgroup in lives.chain(&record.landing) {
-        care.processes.kill(&ContainerConfig { cgroup: cgroup.clone(), ..config.clone() }).await?;
-    }
-    files::unbind(&record, &tree).map_err(io(&tree))?;
-    remove_volumes(keeps, config, &record).await?;
-    // What has one of their names from here on is another's, however often the rest is tried.
-    let record = Record::change(config, |record| (record.volumes, record.departed) = (Vec::new(), false))?;
-    let place = (!record.id.is_empty()).then(|| care.place(&record.id));
-    for path in record.waiting.iter().chain(&record.left).chain(&place) {
-        let removed = path.clone();
-        let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(removed)).await;
-        match removed.map_err(io::Error::other).and_then(|removed| removed) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(path)(error)),
-            _ => {}
-        }
-    }
-    Record::remove(config)
-}
-
-/// Removes the volumes of a container that is not here any more, as far as they go with it: all of one that runs on another
-/// node with them, of others those without a name of their user's choice. One that another container uses stays.
-async fn remove_volumes(
-    keeps: &(impl Keeps + ?Sized),
-    config: &ContainerConfig,
-    record: &Record,
-) -> Result<(), EngineError> {
-    let of_container = record.volumes.iter().filter(|volume| record.departed || volume.anonymous);
-    let mut names: Vec<_> = of_container.map(|volume| volume.name.clone()).collect();
-    // Those that were made for an arrival which comes to nothing.
-    if !record.settled && !record.token.is_empty() {
-        names.extend(keeps.made_volumes(config, &record.token).await?);
-    }
-    for name in names {
-        keeps.remove_volume(config, &name).await?;
-    }
-    Ok(())
 }
 
 /// Where volumes are in a root filesystem that is mounted. Those are their keys, too: runc follows links in targets, where it

@@ -1,0 +1,252 @@
+//! Containers come into godwit's care, [`Adopts`]: what is known of one, and what its engine is still to be told.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use godwit_names::ServiceName;
+
+use super::keeps::{Keeps, Look};
+use super::record::Record;
+use super::state;
+use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, User};
+
+/// The pauses before an engine is told again how to restart a container.
+const POLICY_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// A container of another engine that godwit is to move.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// What makes it that engine's.
+    pub kept: Kept,
+    /// Its name there.
+    pub name: String,
+    /// Name of its image.
+    pub image: String,
+    /// ID of its image, `sha256:…`.
+    pub image_id: String,
+    /// Its main process.
+    pub pid: u32,
+    /// Command with arguments.
+    pub command: Vec<String>,
+    /// `NAME=VALUE` pairs.
+    pub env: Vec<String>,
+    /// Host name inside.
+    pub hostname: String,
+    /// Who runs it.
+    pub user: User,
+    /// Working directory inside.
+    pub workdir: PathBuf,
+    /// Memory limit in bytes; 0 for none.
+    pub memory_bytes: u64,
+    /// CPU limit in thousandths; 0 for none.
+    pub cpu_millis: u32,
+    /// The engine's networks that it is on, and what it takes to put it on each again.
+    pub networks: Vec<(String, String)>,
+    /// Ports of the node that the engine has lead into it over them.
+    pub ports: Vec<Port>,
+}
+
+/// A port of the node that leads into a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// The only address of the node that it is on; empty for all.
+    pub address: String,
+    /// That of the node.
+    pub node: u16,
+    /// That of the container.
+    pub container: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+}
+
+/// How containers come into godwit's care.
+#[async_trait]
+pub trait Adopts: Send + Sync {
+    /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of its engine's, it must be
+    /// one that leaves them.
+    ///
+    /// # Errors
+    /// The engine has no such container, it does not run, or something speaks against moving it: all that does.
+    async fn find(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+    ) -> Result<Found, EngineError>;
+    /// Notes what this node has to know of a container to move it. It stays what it is, whatever becomes of a service that is
+    /// being made of it, until [`Adopts::own`].
+    async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
+    /// Takes a container off networks of its engine's: their interfaces go, and the ports that lead into it over them. It is
+    /// put back on them when it is removed from godwit's care before [`Adopts::own`].
+    async fn leave_networks(
+        &self,
+        config: &ContainerConfig,
+        networks: &[(String, String)],
+    ) -> Result<(), EngineError>;
+    /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
+    fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// A container is this node's, and is removed with its service.
+    fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// The same, and its engine is told how to restart it, where it does not know yet.
+    fn own(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// The ID of a container in this node's engine; nothing where it is not here.
+    fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
+}
+
+/// What a user is told whose container is on its engine's networks.
+pub(crate) fn on_networks(keeper: Keeper, networks: &[(String, String)]) -> String {
+    let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
+    format!(
+        "it is on {}'s network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
+        keeper.title(),
+        names.join(", ")
+    )
+}
+
+/// Notes the life that a container has now.
+async fn note(
+    keeps: &(impl Keeps + ?Sized),
+    config: &ContainerConfig,
+    look: &Look,
+) -> Result<(), EngineError> {
+    let care = keeps.care();
+    let life = match look.running {
+        true => Some(care.life(config, (look.pid, look.reader), look.merged.clone())?),
+        false => None,
+    };
+    let of = care.kept(config)?.id.clone();
+    let volumes = keeps.volumes_of(&config.name, &look.id).await?;
+    let begin = || Record { of, id: look.id.clone(), ..Record::default() };
+    let record = Record::change_or_begin(config, begin, |record| {
+        (record.life, record.upper, record.volumes) = (life, look.upper.clone(), volumes);
+        (record.import, record.waiting, record.landing) = (None, None, None);
+        // What runs here is here for good.
+        record.settled = true;
+    })?;
+    forget_files(config, &record);
+    Ok(())
+}
+
+/// Removes what an engine had made where files have come. Nobody waits for it; what is not removed goes with the container.
+fn forget_files(config: &ContainerConfig, record: &Record) {
+    let Some(left) = record.left.clone() else { return };
+    let config = config.clone();
+    tokio::task::spawn_blocking(move || {
+        let forget = |record: &mut Record| record.left = record.left.take().filter(|other| *other != left);
+        let forgotten = match fs::remove_dir_all(&left) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.to_string()),
+            _ => Record::change(&config, forget).map(drop).map_err(|error| error.to_string()),
+        };
+        if let Err(error) = forgotten {
+            tracing::debug!(container = %config.name, path = %left.display(), error, "what was left is not removed yet");
+        }
+    });
+}
+
+/// Tells an engine how to restart a container, again until it succeeds. The container's record says so until then.
+fn tell_policy<K: Keeps + Clone + 'static>(keeps: &K, config: &ContainerConfig, token: String) {
+    let (keeps, config) = (keeps.clone(), config.clone());
+    tokio::spawn(async move {
+        let [mut pause, longest] = POLICY_PAUSES;
+        loop {
+            {
+                let _alone = keeps.care().telling.lock().await;
+                let Ok(Some(record)) = Record::read(&config) else { return };
+                // Another arrival tells by itself.
+                if !record.owes_policy || !record.settled || record.departed || record.token != token {
+                    return;
+                }
+                let told = match keeps.set_policy(&config, &record.id).await {
+                    Ok(()) => Record::change(&config, |record| record.owes_policy = false).map(drop),
+                    Err(error) => Err(error),
+                };
+                let Err(error) = told else { return };
+                tracing::warn!(container = %config.name, %error, "its engine does not know yet how to restart it");
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+    });
+}
+
+#[async_trait]
+impl<K: Keeps + Clone + 'static> Adopts for K {
+    async fn find(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+    ) -> Result<Found, EngineError> {
+        self.find_one(name, container, leaves_networks, None).await
+    }
+
+    async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {
+        let kept = self.care().kept(config)?;
+        let record = Record::read(config)?;
+        let id = record.as_ref().map_or(&kept.id, |record| &record.id);
+        let look = self.look(&config.name, id).await?;
+        let look = look.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
+        // Its engine may have put it on them again when it started it.
+        if record.as_ref().is_some_and(|record| record.leaves) {
+            for (network, _) in &look.networks {
+                self.leave(config, id, network).await?;
+            }
+        }
+        note(self, config, &look).await?;
+        state(self, config).await
+    }
+
+    async fn leave_networks(
+        &self,
+        config: &ContainerConfig,
+        networks: &[(String, String)],
+    ) -> Result<(), EngineError> {
+        if networks.is_empty() {
+            return Ok(());
+        }
+        let record = Record::change(config, |record| {
+            (record.networks, record.leaves) = (networks.to_vec(), true);
+        })?;
+        for (network, _) in networks {
+            self.leave(config, &record.id, network).await?;
+        }
+        Ok(())
+    }
+
+    fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let is_here = Record::read(config)?.is_some_and(|record| record.waiting.is_none());
+        if is_here {
+            Record::change(config, |record| (record.ours, record.networks) = (false, Vec::new()))?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        match Record::read(config)? {
+            Some(record) if !record.ours || !record.settled || record.making => {
+                let settled = Record::change(config, |record| {
+                    (record.ours, record.settled, record.networks) = (true, true, Vec::new());
+                    record.making = false;
+                })?;
+                forget_files(config, &settled);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        self.settle(config)?;
+        if let Some(record) = Record::read(config)?.filter(|record| record.owes_policy) {
+            tell_policy(self, config, record.token);
+        }
+        Ok(())
+    }
+
+    fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError> {
+        Ok(Record::read(config)?.map(|record| record.id).filter(|id| !id.is_empty()))
+    }
+}

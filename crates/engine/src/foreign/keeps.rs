@@ -1,0 +1,251 @@
+//! What each engine does in its own way, [`Keeps`], and what godwit has for the containers of each, [`Care`].
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use godwit_names::ServiceName;
+use tokio::sync::{Mutex, mpsc};
+
+use super::adopts::Found;
+use super::is_id;
+use super::making::{Wanted, WantedImage};
+use super::output;
+use super::record::{Life, Record, Volume};
+use crate::container::{
+    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
+};
+use crate::exec::ExecRequest;
+use crate::processes::{Processes, cgroup, process};
+
+/// A container as its engine tells it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Look {
+    pub(crate) id: String,
+    pub(crate) running: bool,
+    /// Its engine is about to start it again.
+    pub(crate) restarting: bool,
+    pub(crate) exit_code: i32,
+    /// The main process.
+    pub(crate) pid: u32,
+    /// The process that reads what it writes.
+    pub(crate) reader: u32,
+    /// The upper directory of its root filesystem.
+    pub(crate) upper: PathBuf,
+    /// Its root filesystem, as the node has it mounted.
+    pub(crate) merged: PathBuf,
+    /// The engine's networks that it is on, and what it takes to put it on each again.
+    pub(crate) networks: Vec<(String, String)>,
+}
+
+/// What there is to know of a container's definition for a dump.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Inside {
+    /// Its volumes, by name and place.
+    pub(crate) volumes: Vec<(String, String)>,
+    /// Paths that it does not see.
+    pub(crate) masked: Vec<String>,
+}
+
+/// What godwit has for the containers of an engine.
+#[derive(Debug, Clone)]
+pub(crate) struct Care {
+    pub(crate) keeper: Keeper,
+    /// Directory for what the engine is given; on a file system that a reboot empties.
+    pub(crate) run: PathBuf,
+    pub(crate) processes: Processes,
+    /// Held while an engine is told how to restart a container.
+    pub(crate) telling: Arc<Mutex<()>>,
+}
+
+impl Care {
+    pub(crate) fn new(keeper: Keeper, run: PathBuf, processes: Processes) -> Self {
+        Self { keeper, run, processes, telling: Arc::default() }
+    }
+
+    /// What a configuration says of a container of this engine's.
+    pub(crate) fn kept<'a>(&self, config: &'a ContainerConfig) -> Result<&'a Kept, EngineError> {
+        let kept = config.kept.as_ref().filter(|kept| kept.keeper == self.keeper && is_id(&kept.id));
+        kept.ok_or_else(|| EngineError::NotFound(config.name.clone()))
+    }
+
+    /// Where the files of a container that is here are bound into one tree.
+    pub(super) fn tree(&self, config: &ContainerConfig) -> PathBuf {
+        self.run.join(format!("files-{}", config.name))
+    }
+
+    /// Where its restore finds the cgroup that a container is to see.
+    pub(super) fn own_cgroup(&self, config: &ContainerConfig) -> PathBuf {
+        self.run.join(format!("cgroup-{}", config.name))
+    }
+
+    /// Where the runtime finds what it is to do for a container with this ID.
+    pub(crate) fn place(&self, id: &str) -> PathBuf {
+        self.run.join(id)
+    }
+
+    /// The configuration with the cgroup that the container is in now.
+    pub(super) fn placed(&self, config: &ContainerConfig) -> Result<(ContainerConfig, Life), EngineError> {
+        let record = Record::of(config)?;
+        let life = record.life.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
+        Ok((ContainerConfig { cgroup: life.cgroup.clone(), ..config.clone() }, life))
+    }
+
+    /// What there is to know of a main process.
+    pub(super) fn life(
+        &self,
+        config: &ContainerConfig,
+        (pid, reader): (u32, u32),
+        root: PathBuf,
+    ) -> Result<Life, EngineError> {
+        let io = |what: &str| {
+            let (name, action) = (config.name.clone(), format!("find {what} of process {pid}"));
+            move |source| io_error(&name, action, source)
+        };
+        let gone = || self.failed(&config.name, "reach", "its main process has ended");
+        let start = process::start_time(pid).ok_or_else(gone)?;
+        let cgroup = cgroup::of_process(pid).map_err(io("the cgroup"))?;
+        let pipes = output::pipes(pid, reader).map_err(io("the output"))?;
+        let reader_start = process::start_time(reader).ok_or_else(gone)?;
+        Ok(Life { pid, start, cgroup, pipes, reader, reader_start, root })
+    }
+
+    /// An error of the engine.
+    pub(crate) fn failed(
+        &self,
+        name: &ServiceName,
+        action: &'static str,
+        reason: impl ToString,
+    ) -> EngineError {
+        EngineError::Keeper {
+            keeper: self.keeper.title(),
+            action,
+            name: name.clone(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// What an engine of others does in its own way. A container is named by its ID in the engine.
+#[async_trait]
+pub(crate) trait Keeps: Send + Sync {
+    fn care(&self) -> &Care;
+
+    /// Whether a container has the ID here that it was adopted with.
+    fn keeps_ids(&self) -> bool;
+
+    /// What there is to know of a container's definition.
+    fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError>;
+
+    /// A container that runs, and that can move; see [`Adopts::find`]. It may be in this network namespace, which is godwit's.
+    async fn find_one(
+        &self,
+        name: &ServiceName,
+        container: &str,
+        leaves_networks: bool,
+        namespace: Option<&Path>,
+    ) -> Result<Found, EngineError>;
+
+    /// Has the engine have an image; what that knows it by.
+    async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError>;
+
+    /// Has the engine make a container that does not run yet, and its volumes that are not there; all of it has
+    /// [`ARRIVAL_LABEL`]. It has no network but that of the configuration's namespace. Its ID.
+    async fn make_it(
+        &self,
+        config: &ContainerConfig,
+        wanted: &Wanted,
+        token: &str,
+    ) -> Result<String, EngineError>;
+
+    /// Removes what was made so.
+    async fn unmake(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
+
+    /// The end of what a container has written.
+    async fn last_words(&self, config: &ContainerConfig, id: &str) -> Result<String, EngineError>;
+
+    /// What speaks against taking a container; `is_new` says that nothing of it has been made here.
+    async fn speaks_against(
+        &self,
+        config: &ContainerConfig,
+        is_new: bool,
+    ) -> Result<Vec<String>, EngineError>;
+
+    /// What the engine knows of a container; nothing where it has none of this ID.
+    async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError>;
+
+    /// The volumes of a container.
+    async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError>;
+
+    /// Where the engine keeps root filesystems and volumes.
+    async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError>;
+
+    /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error.
+    async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError>;
+
+    /// Those of its volumes that were made so, and that are here.
+    async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError>;
+
+    /// Removes a volume, if it is there and nobody uses it.
+    async fn remove_volume(&self, config: &ContainerConfig, volume: &str) -> Result<(), EngineError>;
+
+    async fn leave(&self, config: &ContainerConfig, id: &str, network: &str) -> Result<(), EngineError>;
+
+    /// Puts a container on a network again; see [`Look::networks`].
+    async fn join(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        network: &str,
+        how: &str,
+    ) -> Result<(), EngineError>;
+
+    /// Tells the engine how to restart a container that has come here and is here for good, where it does not know yet.
+    async fn set_policy(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
+
+    async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
+
+    async fn signal_it(&self, config: &ContainerConfig, id: &str, signal: i32) -> Result<(), EngineError>;
+
+    async fn stop_it(&self, config: &ContainerConfig, id: &str, limit: Duration) -> Result<(), EngineError>;
+
+    /// Returns when the engine has a container run.
+    async fn until_it_runs(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
+
+    /// The engine's command for a command in a container.
+    fn command_in(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        request: &ExecRequest,
+    ) -> tokio::process::Command;
+
+    async fn begin_arrival(
+        &self,
+        request: RestoreRequest,
+        pipes: OutputPipes,
+    ) -> Result<Box<dyn BegunRestore>, EngineError>;
+
+    /// Ends a restore that waits for its images, and removes what it has made.
+    async fn end_arrival(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
+
+    /// Removes a container and not its volumes, whether it is frozen or not; nothing happens where it is not there. It must not
+    /// be started again by the engine's policy meanwhile.
+    async fn remove_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
+
+    async fn size_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError>;
+
+    /// See [`Engine::lacks_image`].
+    async fn lacking(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError>;
+
+    async fn save(
+        &self,
+        config: &ContainerConfig,
+        without: Vec<String>,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), EngineError>;
+
+    async fn load(&self, config: &ContainerConfig, from: mpsc::Receiver<Bytes>) -> Result<(), EngineError>;
+}
