@@ -315,6 +315,80 @@ fn first_instruction(engine: &str) {
 }
 
 #[test]
+fn limits_of_a_container_of_podmans_change_and_move() {
+    limits_change("podman");
+}
+
+#[test]
+fn limits_of_a_container_of_dockers_change_and_move() {
+    limits_change("docker");
+}
+
+/// Memory, and CPU time in a period, that a service may have here: of cgroups of version 1, else of version 2. Nothing while
+/// it is started again.
+fn limits(nodes: &Nodes, node: &str) -> Option<(String, String)> {
+    let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", nodes.bed.pid(node, "cache"))).ok()?;
+    let path = |wanted: &str| {
+        cgroups.lines().find_map(|line| {
+            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+            controllers.split(',').any(|name| name == wanted).then(|| path.to_owned())
+        })
+    };
+    let read = |controller: &str, files: [&str; 2]| {
+        let file = match path(controller) {
+            Some(path) => format!("/sys/fs/cgroup/{controller}{path}/{}", files[0]),
+            None => format!("/sys/fs/cgroup{}/{}", path("")?, files[1]),
+        };
+        Some(fs::read_to_string(file).ok()?.split_whitespace().next()?.to_owned())
+    };
+    let memory = read("memory", ["memory.limit_in_bytes", "memory.max"])?;
+    Some((memory, read("cpu", ["cpu.cfs_quota_us", "cpu.max"])?))
+}
+
+fn limits_change(engine: &str) {
+    let nodes = Nodes::up(engine, "limits", Workload::Busybox, &[]);
+    nodes.bed.done("a", &nodes.words(IMAGE, &["--memory", "64m"], &["/bin/sleep", "1000"]));
+    assert_eq!(limits(&nodes, "a").unwrap().0, (64 << 20).to_string());
+    let refused = |more: &[&str], why: &str| {
+        let said = nodes.bed.godwit("a", &[&["update"], more, &["cache"]].concat());
+        assert!(said.code == 1 && said.stderr.contains(why), "{said:?}");
+    };
+    refused(&["--memory", "0"], "cannot lift a memory limit");
+    if engine == "podman" {
+        refused(&["--restart", "always"], "--restart");
+        refused(&["--pids-limit", "5"], "--pids-limit");
+    } else {
+        nodes.bed.done("a", &["update", "--restart", "on-failure:3", "--pids-limit", "50", "cache"]);
+    }
+    nodes.bed.done("a", &["update", "--memory", "96m", "--cpus", "0.5", "cache"]);
+    let changed = Some(((96 << 20).to_string(), "50000".to_owned()));
+    assert_eq!(limits(&nodes, "a"), changed);
+    // Also in its next life there, by the engine and by godwit.
+    let first = nodes.bed.pid("a", "cache");
+    nodes.own("a", &["restart", "--time", "0", "cache"]);
+    wait_for("godwit to follow", || (![0, first].contains(&nodes.bed.pid("a", "cache"))).then_some(()));
+    wait_for("its limits", || (limits(&nodes, "a") == changed).then_some(()));
+    nodes.bed.done("a", &["stop", "--time", "0", "cache"]);
+    nodes.bed.done("a", &["start", "cache"]);
+    assert_eq!(limits(&nodes, "a"), changed);
+    // And elsewhere, of which the engine there knows.
+    nodes.bed.migrate("cache", "a", "b");
+    assert_eq!(limits(&nodes, "b"), changed);
+    let shown = nodes.is_shown("b", "running");
+    assert_eq!((&shown["memory_bytes"], &shown["cpu_millis"]), (&(96 << 20).into(), &500.into()));
+    let inspected = nodes.inspect("b");
+    assert_eq!(inspected["HostConfig"]["Memory"], 96 << 20);
+    if engine == "docker" {
+        let policy = &inspected["HostConfig"]["RestartPolicy"];
+        assert_eq!((&policy["Name"], &policy["MaximumRetryCount"]), (&"on-failure".into(), &3.into()));
+        assert_eq!(inspected["HostConfig"]["PidsLimit"], 50);
+    }
+    nodes.own("b", &["restart", "--time", "0", "cache"]);
+    wait_for("its limits", || (limits(&nodes, "b") == changed).then_some(()));
+    nodes.down();
+}
+
+#[test]
 fn nothing_is_left_where_podman_cannot_make_a_service() {
     nothing_left("podman");
 }

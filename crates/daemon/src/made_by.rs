@@ -232,14 +232,19 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
                 hard: limit.hard,
             })
             .collect(),
-        restart: match restart {
-            Restart::No => WantedRestart::No,
-            Restart::OnFailure(most) => WantedRestart::OnFailure(most),
-            Restart::Always => WantedRestart::Always,
-        },
+        restart: wanted_restart(restart),
         volumes,
         tmpfs,
     })
+}
+
+/// A policy for an engine.
+pub(crate) fn wanted_restart(restart: Restart) -> WantedRestart {
+    match restart {
+        Restart::No => WantedRestart::No,
+        Restart::OnFailure(most) => WantedRestart::OnFailure(most),
+        Restart::Always => WantedRestart::Always,
+    }
 }
 
 /// What is mounted is a word of an engine's, in which a colon has a meaning.

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, UpdateRequest};
-use godwit_migration::Service;
+use godwit_engine::Kept;
+use godwit_engine::foreign::limits::Changes;
+use godwit_migration::{Restart, Service};
 use tonic::Status;
 
+use crate::adopt::refused;
 use crate::convert;
+use crate::made_by::wanted_restart;
 use crate::node::Node;
 use crate::services::{occupied, owned, show};
+use crate::state::Owned;
 use crate::status::{internal, status};
 
 /// Changes what the request has.
@@ -18,22 +23,21 @@ pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<a
     owned(node, &name)?;
     let _occupied = node.reserve_soon(&name).await.ok_or_else(|| occupied(&name))?;
     let before = owned(node, &name)?;
-    if let Some(kept) = &before.service.kept {
-        return Err(Status::failed_precondition(format!(
-            "service {name} is a container of {}, which has its limits and its restart policy",
-            kept.keeper.title()
-        )));
-    }
     let mut service = before.service.clone();
     service.memory_bytes = request.memory_bytes.unwrap_or(service.memory_bytes);
     service.cpu_millis = request.cpu_millis.unwrap_or(service.cpu_millis);
     service.confinement.pids_limit = request.pids_limit.unwrap_or(service.confinement.pids_limit);
     service.restart = restart.unwrap_or(service.restart);
     convert::check_limits(&service)?;
-    if service.remove && service.restart != godwit_migration::Restart::No {
+    if service.remove && service.restart != Restart::No {
         return Err(convert::removed_or_restarted());
     }
-    if before.exit_code.is_none() {
+    if let Some(kept) = &mut service.kept {
+        change_kept(node, &before, kept, &request, restart).await?;
+        // Its engine has it.
+        service.restart = before.service.restart;
+        service.confinement.clone_from(&before.service.confinement);
+    } else if before.exit_code.is_none() {
         if service.memory_bytes != 0 && service.memory_bytes != before.service.memory_bytes {
             fits(node, &service).await?;
         }
@@ -56,6 +60,31 @@ pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<a
     }
     node.events.tell("service", "updated", &name, "");
     show(node, owned(node, &name)?).await
+}
+
+/// Has the engine that keeps a container change it.
+async fn change_kept(
+    node: &Node,
+    before: &Owned,
+    kept: &mut Kept,
+    request: &UpdateRequest,
+    restart: Option<Restart>,
+) -> Result<(), Status> {
+    let old = &before.service;
+    if let Some(memory_bytes) = request.memory_bytes.filter(|bytes| *bytes != 0 && *bytes != old.memory_bytes)
+        && before.exit_code.is_none()
+    {
+        fits(node, &Service { memory_bytes, ..old.clone() }).await?;
+    }
+    let changes = Changes {
+        memory_bytes: request.memory_bytes,
+        cpu_millis: request.cpu_millis,
+        pids_limit: request.pids_limit,
+        restart: restart.map(wanted_restart),
+    };
+    let changed = node.keeper(kept).change(&node.local().config(old), &changes).await;
+    kept.definition = changed.map_err(refused)?;
+    Ok(())
 }
 
 /// What a service uses fits into its memory limit; a kernel with cgroups of version 2 would kill one that does not.

@@ -11,6 +11,7 @@ mod api;
 mod arrival;
 mod definition;
 mod image;
+mod limits;
 mod making;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
 use crate::exec::ExecRequest;
+use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
 use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
@@ -355,6 +357,20 @@ impl Keeps for Docker {
             Err(error) if error.is_missing() => Ok(()),
             told => told.map(drop).map_err(self.failed(&config.name, "set the restart policy of")),
         }
+    }
+
+    async fn change_it(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        changes: &Changes,
+    ) -> Result<Value, EngineError> {
+        self.change_limits(config, id, changes).await
+    }
+
+    async fn hold_limits(&self, _: &ContainerConfig, _: &str) -> Result<(), EngineError> {
+        // It has come to know them.
+        Ok(())
     }
 
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {

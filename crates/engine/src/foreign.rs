@@ -18,6 +18,7 @@ pub(crate) mod archive;
 pub(crate) mod files;
 mod keeps;
 pub(crate) mod landing;
+pub mod limits;
 pub mod making;
 pub(crate) mod output;
 pub(crate) mod record;

@@ -8,6 +8,7 @@ mod arrival;
 mod command;
 mod definition;
 mod image;
+mod limits;
 mod making;
 mod settings;
 
@@ -26,6 +27,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
 use crate::exec::ExecRequest;
+use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
 use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
@@ -274,6 +276,20 @@ impl Keeps for Podman {
     async fn set_policy(&self, _: &ContainerConfig, _: &str) -> Result<(), EngineError> {
         // It has come with its description.
         Ok(())
+    }
+
+    async fn change_it(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        changes: &Changes,
+    ) -> Result<serde_json::Value, EngineError> {
+        self.change_limits(config, id, changes).await
+    }
+
+    async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let (_, definition) = self.kept(config)?;
+        self.update(config, id, &definition).await
     }
 
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {

@@ -10,6 +10,8 @@ use std::io;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::foreign::limits::{self, Changes};
+use crate::foreign::making::{WantedRestart, limit};
 use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, is_id, is_target, is_volume};
 
 type Texts = Option<Vec<String>>;
@@ -174,6 +176,16 @@ const TMPFS_OPTIONS: &[&str] = &[
     "nr_blocks",
 ];
 
+/// A policy in Docker's words.
+pub(super) fn restart_policy(restart: WantedRestart) -> (&'static str, u32) {
+    match restart {
+        WantedRestart::No => ("no", 0),
+        WantedRestart::OnFailure(most) => ("on-failure", most),
+        // Not one that a user has stopped.
+        WantedRestart::Always => ("unless-stopped", 0),
+    }
+}
+
 impl Definition {
     /// One that another node has told.
     pub(super) fn told(definition: &Value) -> io::Result<Self> {
@@ -262,6 +274,40 @@ impl Definition {
         json!(self.host.restart_policy)
     }
 
+    /// The definition with other limits and policy, and what dockerd is told of them; or what it cannot change.
+    pub(super) fn changed(mut self, changes: &Changes) -> Result<(Self, Value), String> {
+        let host = &mut self.host;
+        let mut told = serde_json::Map::new();
+        if let Some(bytes) = changes.memory_bytes
+            && let Some(limits) = limits::memory((host.memory, host.memory_swap), bytes, "Docker")?
+        {
+            (host.memory, host.memory_swap) = limits;
+            told.insert("Memory".into(), host.memory.into());
+            told.insert("MemorySwap".into(), host.memory_swap.into());
+        }
+        if let Some(millis) = changes.cpu_millis {
+            match (millis, host.nano_cpus) {
+                (0, 0) if host.cpu_quota <= 0 => {}
+                (0, _) => return Err(limits::lifted("Docker", "CPU limit (--cpus)")),
+                _ => {
+                    host.nano_cpus = i64::from(millis) * 1_000_000;
+                    told.insert("NanoCpus".into(), host.nano_cpus.into());
+                }
+            }
+        }
+        if let Some(most) = changes.pids_limit {
+            let most = if most == 0 { -1 } else { limit(most) };
+            host.pids_limit = Some(most);
+            told.insert("PidsLimit".into(), most.into());
+        }
+        if let Some(restart) = changes.restart {
+            let (name, most) = restart_policy(restart);
+            host.restart_policy = RestartPolicy { name: name.into(), maximum_retry_count: most.into() };
+            told.insert("RestartPolicy".into(), json!(host.restart_policy));
+        }
+        Ok((self, told.into()))
+    }
+
     /// What dockerd of this node is given: it is in no network of Docker's, its runtime steps in for runc, and Docker does not
     /// start it by itself.
     pub(super) fn to_create(&self, image: &str, runtime: &str, token: &str) -> Value {
@@ -340,6 +386,30 @@ mod tests {
         assert_eq!(host["Mounts"][0]["Source"], "data");
         assert_eq!(created["Labels"], json!({ "tier": "x", ARRIVAL_LABEL: "new" }));
         assert_eq!((&created["Image"], &created["Env"]), (&json!("web:1"), &json!(["A=b"])));
+    }
+
+    #[test]
+    fn limits_change_and_are_not_lifted() {
+        let plain = Definition::told(&definition()).unwrap();
+        let changes = Changes { memory_bytes: Some(4 << 20), ..Changes::default() };
+        let (changed, told) = plain.clone().changed(&changes).unwrap();
+        assert_eq!(told, json!({ "Memory": 4 << 20, "MemorySwap": 8 << 20 }));
+        assert_eq!(changed.to_create("i", "r", "t")["HostConfig"]["Memory"], 4 << 20);
+        let changes = Changes {
+            cpu_millis: Some(500),
+            pids_limit: Some(0),
+            restart: Some(WantedRestart::OnFailure(2)),
+            ..Changes::default()
+        };
+        let (changed, told) = plain.clone().changed(&changes).unwrap();
+        let policy = json!({ "Name": "on-failure", "MaximumRetryCount": 2 });
+        assert_eq!(told, json!({ "NanoCpus": 500_000_000, "PidsLimit": -1, "RestartPolicy": policy }));
+        assert_eq!(changed.restart_policy(), policy);
+        let lift = Changes { memory_bytes: Some(0), ..Changes::default() };
+        assert!(plain.clone().changed(&lift).unwrap_err().contains("--memory"));
+        let lift = Changes { cpu_millis: Some(0), ..Changes::default() };
+        assert_eq!(plain.clone().changed(&lift).unwrap().1, json!({}), "there is none");
+        assert!(changed.changed(&lift).unwrap_err().contains("--cpus"));
     }
 
     #[test]

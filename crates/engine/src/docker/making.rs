@@ -15,10 +15,11 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 
 use super::api::{ApiError, filtered};
+use super::definition::restart_policy;
 use super::{Docker, RUNTIME};
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
-use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, WantedRestart, limit};
+use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, limit};
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, SHORT, is_id, landing};
 use crate::image::{PackError, Packed};
@@ -73,12 +74,7 @@ fn document(wanted: &Wanted, token: &str) -> Value {
     });
     let tmpfs: BTreeMap<_, _> =
         wanted.tmpfs.iter().map(|tmpfs| (tmpfs.target.as_str(), tmpfs.options())).collect();
-    let (policy, most) = match wanted.restart {
-        WantedRestart::No => ("no", 0),
-        WantedRestart::OnFailure(most) => ("on-failure", most),
-        // Not one that a user has stopped.
-        WantedRestart::Always => ("unless-stopped", 0),
-    };
+    let (policy, most) = restart_policy(wanted.restart);
     // Without words: none, and not the image's.
     let entrypoint = wanted.entrypoint.as_ref().map(|words| match words.is_empty() {
         true => vec![String::new()],
@@ -269,7 +265,7 @@ impl Docker {
 mod tests {
     use super::*;
     use crate::confinement::Ulimit;
-    use crate::foreign::making::{WantedTmpfs, WantedVolume};
+    use crate::foreign::making::{WantedRestart, WantedTmpfs, WantedVolume};
 
     #[test]
     fn what_is_not_said_is_dockers() {

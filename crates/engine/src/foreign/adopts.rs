@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use godwit_names::ServiceName;
 
 use super::keeps::{Keeps, Look};
+use super::limits::Changes;
 use super::record::Record;
 use super::state;
 use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, User};
@@ -92,6 +93,15 @@ pub trait Adopts: Send + Sync {
     fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// The same, and its engine is told how to restart it, where it does not know yet.
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// Has the engine change limits and restart policy; what it makes the container from elsewhere, from here on.
+    ///
+    /// # Errors
+    /// The engine cannot change one of them, and has changed none.
+    async fn change(
+        &self,
+        config: &ContainerConfig,
+        changes: &Changes,
+    ) -> Result<serde_json::Value, EngineError>;
     /// The ID of a container in this node's engine; nothing where it is not here.
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
 }
@@ -196,6 +206,12 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
             }
         }
         note(self, config, &look).await?;
+        if look.running
+            && record.is_some_and(|record| record.limited)
+            && let Err(error) = self.hold_limits(config, &look.id).await
+        {
+            tracing::error!(container = %config.name, %error, "it has other limits than are recorded");
+        }
         state(self, config).await
     }
 
@@ -244,6 +260,14 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
             tell_policy(self, config, record.token);
         }
         Ok(())
+    }
+
+    async fn change(
+        &self,
+        config: &ContainerConfig,
+        changes: &Changes,
+    ) -> Result<serde_json::Value, EngineError> {
+        self.change_it(config, &Record::of(config)?.id, changes).await
     }
 
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError> {

@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::adopts::Found;
 use super::is_id;
+use super::limits::Changes;
 use super::making::{Wanted, WantedImage};
 use super::output;
 use super::record::{Life, Record, Volume};
@@ -204,6 +205,17 @@ pub(crate) trait Keeps: Send + Sync {
 
     /// Tells the engine how to restart a container that has come here and is here for good, where it does not know yet.
     async fn set_policy(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
+
+    /// See [`Adopts::change`](super::Adopts::change).
+    async fn change_it(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        changes: &Changes,
+    ) -> Result<serde_json::Value, EngineError>;
+
+    /// Has a container that runs have the limits of its definition, where its engine starts it with others.
+    async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 

@@ -32,6 +32,8 @@ pub(crate) struct Record {
     pub(crate) landing: Option<String>,
     /// Whether its engine is still to be told how to restart it.
     pub(crate) owes_policy: bool,
+    /// Whether its limits have changed here since its engine made it, which starts it with those that it had.
+    pub(crate) limited: bool,
     /// Its life, where it has had one here.
     pub(crate) life: Option<Life>,
     /// The upper directory of its root filesystem; empty while it waits.

@@ -185,7 +185,7 @@ const CGROUP_NAMESPACE: &str = "cgroup";
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Definition {
     config: Map<String, Value>,
-    spec: Value,
+    pub(super) spec: Value,
 }
 
 impl Definition {

@@ -1,0 +1,34 @@
+//! Docker changes limits and restart policy of a container, and keeps them for its next starts.
+
+use serde_json::Value;
+
+use super::Docker;
+use crate::container::{ContainerConfig, EngineError};
+use crate::foreign::limits::Changes;
+use crate::foreign::record::Record;
+use crate::foreign::{Keeps, SHORT};
+
+impl Docker {
+    /// Has dockerd change them; the definition from here on.
+    pub(super) async fn change_limits(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+        changes: &Changes,
+    ) -> Result<Value, EngineError> {
+        const ACTION: &str = "change limits and restart policy of";
+        // The policy that has come with it is not to follow this one.
+        let _alone = self.care().telling.lock().await;
+        if Record::of(config)?.owes_policy {
+            let reason = "it has just come, and Docker has not been told all of it; try again".to_owned();
+            return Err(self.care().failed(&config.name, ACTION, reason));
+        }
+        let (_, definition) = self.kept(config)?;
+        let (changed, told) =
+            definition.changed(changes).map_err(|reason| self.care().failed(&config.name, ACTION, reason))?;
+        if told.as_object().is_some_and(|told| !told.is_empty()) {
+            self.about(config, ACTION, &format!("/containers/{id}/update"), Some(&told), SHORT).await?;
+        }
+        Ok(changed.value())
+    }
+}
