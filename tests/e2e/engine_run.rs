@@ -173,6 +173,8 @@ fn made_and_moved(engine: &str) {
     assert_eq!(inspected["Config"]["Labels"]["tier"], "x");
     assert_eq!(inspected["Config"]["Hostname"], "cache");
 
+    assert_eq!(nodes.own("a", &["ps", "--format", "{{.Image}}"]), format!("{IMAGE}\n"));
+
     nodes.connect().fill(FILL).unwrap();
     let load = RedisLoad::start(nodes.bed.lab(), CLIENT, nodes.preset.at(ADDRESS), 1000).unwrap();
     nodes.bed.move_to_and_fro("cache", |number, here| {
@@ -251,11 +253,11 @@ fn first_instruction(engine: &str) {
     let nodes = Nodes::up(engine, "first", Workload::Busybox, &["--subnet6", "fd67:6f64::/96"]);
     let layout = layout(&nodes);
     nodes.bed.done("a", &["network", "create", "back", "--subnet", "10.89.0.0/24"]);
-    let command = "busybox ip -o addr; echo color $COLOUR; touch /data/file /scratch/file; touch /x; while :; do sleep 1; done";
+    let command = "busybox ip -o addr; echo color \"$COLOUR\"; touch /data/file /scratch/file; touch /x; while :; do sleep 1; done";
     let more = [
         ["--volume", "data:/data"],
         ["--mount", "type=tmpfs,dst=/scratch,size=1m"],
-        ["--env", "COLOUR=blue"],
+        ["--env", "COLOUR=\"blue\" #1"],
         ["--cap-drop", "ALL"],
         ["--security-opt", "no-new-privileges"],
         ["--pids-limit", "50"],
@@ -289,7 +291,7 @@ fn first_instruction(engine: &str) {
     for address in &addresses {
         assert!(said.contains(address), "{address}: {said}");
     }
-    assert!(said.contains("color blue"), "{said}");
+    assert!(said.contains("color \"blue\" #1"), "{said}");
     assert_eq!(nodes.own("a", &["volume", "ls", "--format", "{{.Name}}"]), "data\n");
     // From the first instruction of its next life, too, for which the engine knows of no network.
     nodes.own("a", &["restart", "--time", "0", "cache"]);

@@ -27,8 +27,8 @@ const CREATION: Duration = Duration::from_secs(600);
 /// A container that dockerd names.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Named {
-    id: String,
+pub(super) struct Named {
+    pub(super) id: String,
 }
 
 /// A start that waits for its inventory.

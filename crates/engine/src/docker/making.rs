@@ -15,6 +15,7 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 
 use super::api::{ApiError, filtered};
+use super::arrival::Named;
 use super::definition::restart_policy;
 use super::{Docker, RUNTIME};
 use crate::container::{ContainerConfig, EngineError, io_error};
@@ -23,13 +24,6 @@ use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, li
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, SHORT, is_id, landing};
 use crate::image::{PackError, Packed};
-
-/// A container that dockerd names.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Named {
-    id: String,
-}
 
 /// Volumes that dockerd names.
 #[derive(Debug, Deserialize)]

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -151,6 +151,27 @@ impl Podman {
         Ok(if is_its { name } else { id }.to_owned())
     }
 
+    /// Makes a call that reads these pieces; whether it was given all of them, and what came of it.
+    pub(super) async fn feed(
+        &self,
+        call: &Call<'_>,
+        pieces: &mut mpsc::Receiver<Bytes>,
+    ) -> Result<(io::Result<()>, io::Result<Output>), EngineError> {
+        let mut command = self.command(call);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().map_err(|error| self.not_started(call, &error))?;
+        let stdin = child.stdin.take();
+        let feeding = async {
+            if let Some(mut stdin) = stdin {
+                while let Some(piece) = pieces.recv().await {
+                    stdin.write_all(&piece).await?;
+                }
+            }
+            Ok(())
+        };
+        Ok(tokio::join!(feeding, child.wait_with_output()))
+    }
+
     /// Takes the image in pieces.
     pub(super) async fn load_image(
         &self,
@@ -162,19 +183,7 @@ impl Podman {
         let (mut pieces, passing) = without_names(from, id.to_owned());
         let words = ["load", "--quiet"].map(OsStr::new).to_vec();
         let call = Call { name: &config.name, action: "load the image of", words, settings: None };
-        let mut command = self.command(&call);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| self.not_started(&call, &error))?;
-        let stdin = child.stdin.take();
-        let feeding = async {
-            if let Some(mut stdin) = stdin {
-                while let Some(piece) = pieces.recv().await {
-                    stdin.write_all(&piece).await?;
-                }
-            }
-            Ok::<_, io::Error>(())
-        };
-        let (fed, output) = tokio::join!(feeding, child.wait_with_output());
+        let (fed, output) = self.feed(&call, &mut pieces).await?;
         drop(pieces);
         if let Some(error) = passing.objection().await {
             return Err(failed(&call, error.to_string()));

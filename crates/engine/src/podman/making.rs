@@ -5,14 +5,13 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
 use godwit_names::ServiceName;
-use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::Podman;
@@ -28,8 +27,43 @@ use crate::processes::process;
 /// How often to look whether a call has ended that is not waited for.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// The words of `podman create`. A profile of system calls is in this file.
-fn words(wanted: &Wanted, name: &str, namespace: &Path, token: &str, profile: &Path) -> Vec<String> {
+/// Longest line of a file with an environment, bytes: Podman reads lines of up to 64 KiB.
+const LONGEST_LINE: usize = 32 << 10;
+
+/// What `podman create` reads beside its words.
+struct Beside {
+    /// A profile of system calls.
+    profile: PathBuf,
+    /// The environment, of which nobody is to know who lists processes; nothing where it cannot be in a file.
+    env: Option<PathBuf>,
+}
+
+impl Beside {
+    /// In a directory of root's alone.
+    fn write(place: &Path, wanted: &Wanted) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(place)?;
+        let write = |name: &str, text: &str| {
+            let path = place.join(name);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            file.write_all(text.as_bytes())?;
+            Ok::<_, io::Error>(path)
+        };
+        // Each is one line there, taken as it stands.
+        let is_line = |pair: &String| {
+            let name = pair.split('=').next().unwrap_or_default();
+            let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
+            plain && !name.is_empty() && pair.len() <= LONGEST_LINE && !pair.contains(['\n', '\r'])
+        };
+        let env = match wanted.env.iter().all(is_line) && !wanted.env.is_empty() {
+            true => Some(write("env", &(wanted.env.join("\n") + "\n"))?),
+            false => None,
+        };
+        Ok(Self { profile: write("seccomp.json", &wanted.seccomp)?, env })
+    }
+}
+
+/// The words of `podman create`.
+fn words(wanted: &Wanted, name: &str, namespace: &Path, token: &str, beside: &Beside) -> Vec<String> {
     let mut words: Vec<String> = ["container", "create", "--pull", "never"].map(str::to_owned).to_vec();
     let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
     add("--name", name.to_owned());
@@ -40,8 +74,9 @@ fn words(wanted: &Wanted, name: &str, namespace: &Path, token: &str, profile: &P
     }
     // The last of a name counts.
     add("--label", format!("{ARRIVAL_LABEL}={token}"));
-    for pair in &wanted.env {
-        add("--env", pair.clone());
+    match &beside.env {
+        Some(file) => add("--env-file", file.to_string_lossy().into_owned()),
+        None => wanted.env.iter().for_each(|pair| add("--env", pair.clone())),
     }
     if let Some(words) = &wanted.entrypoint {
         add("--entrypoint", serde_json::json!(words).to_string());
@@ -71,7 +106,7 @@ fn words(wanted: &Wanted, name: &str, namespace: &Path, token: &str, profile: &P
     match wanted.seccomp.as_str() {
         "" => {}
         "unconfined" => add("--security-opt", "seccomp=unconfined".into()),
-        _ => add("--security-opt", format!("seccomp={}", profile.display())),
+        _ => add("--security-opt", format!("seccomp={}", beside.profile.display())),
     }
     if wanted.no_new_privileges {
         add("--security-opt", "no-new-privileges".into());
@@ -149,19 +184,7 @@ impl Podman {
             // All that is sent was sent when it returns.
             packed.write(Pieces::new(to))
         });
-        let mut command = self.command(&call);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| self.not_started(&call, &error))?;
-        let stdin = child.stdin.take();
-        let feeding = async {
-            if let Some(mut stdin) = stdin {
-                while let Some(piece) = pieces.recv().await {
-                    stdin.write_all(&piece).await?;
-                }
-            }
-            Ok::<_, std::io::Error>(())
-        };
-        let (fed, output) = tokio::join!(feeding, child.wait_with_output());
+        let (fed, output) = self.feed(&call, &mut pieces).await?;
         drop(pieces);
         let packed = packing.await.map_err(|error| broken(&error))?;
         if let Err(error @ PackError::Image(_)) = packed {
@@ -196,16 +219,10 @@ impl Podman {
             }
         }
         let place = self.care.place(token);
-        let profile = place.join("seccomp.json");
-        if !matches!(wanted.seccomp.as_str(), "" | "unconfined") {
-            let written = DirBuilder::new().recursive(true).mode(0o700).create(&place).and_then(|()| {
-                let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&profile)?;
-                file.write_all(wanted.seccomp.as_bytes())
-            });
-            written
-                .map_err(|source| io_error(&config.name, format!("write {}", profile.display()), source))?;
-        }
-        let words = words(wanted, config.name.as_str(), &config.network_namespace, token, &profile);
+        let beside = Beside::write(&place, wanted).map_err(|source| {
+            io_error(&config.name, format!("write what Podman is to read in {}", place.display()), source)
+        })?;
+        let words = words(wanted, config.name.as_str(), &config.network_namespace, token, &beside);
         let created = self.create_by(config, &words).await;
         match fs::remove_dir_all(&place) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -292,7 +309,8 @@ mod tests {
     use crate::foreign::making::{WantedTmpfs, WantedVolume};
 
     fn said(wanted: &Wanted) -> String {
-        words(wanted, "web", Path::new("/n"), "t", Path::new("/p")).join(" ")
+        let beside = Beside { profile: "/p".into(), env: None };
+        words(wanted, "web", Path::new("/n"), "t", &beside).join(" ")
     }
 
     #[test]
@@ -340,6 +358,30 @@ mod tests {
             "--volume v:/v:ro --tmpfs /t:rw,size=4096 --read-only --read-only-tmpfs=false -- i sleep --x",
         ] {
             assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+
+    #[test]
+    fn an_environment_is_in_a_file_of_roots_where_it_can_be() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let with = |name: &str, env: &[&str]| {
+            let env = env.iter().map(|pair| (*pair).to_owned()).collect();
+            let wanted = Wanted { env, ..Wanted::default() };
+            let beside = Beside::write(&directory.path().join(name), &wanted).unwrap();
+            (words(&wanted, "web", Path::new("/n"), "t", &beside).join(" "), beside)
+        };
+        let (said, beside) = with("plain", &["SECRET= \"a b\" #", "B="]);
+        let file = beside.env.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "SECRET= \"a b\" #\nB=\n");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(
+            said.contains(&format!("--env-file {}", file.display())) && !said.contains("SECRET"),
+            "{said}"
+        );
+        for odd in ["A=b\nc", "#A=b", " A=b"] {
+            let (said, beside) = with(odd, &["B=c", odd]);
+            assert!(beside.env.is_none() && said.contains(&format!("--env B=c --env {odd}")), "{said}");
         }
     }
 }
