@@ -2,8 +2,8 @@
 //! start, moved, and gone without a trace where they could not be made. Needs root, Podman and Docker.
 
 use std::fs;
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
@@ -16,6 +16,8 @@ use serde_json::Value;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 const IMAGE: &str = "localhost/cache:1";
+/// A port of every node that leads to it.
+const PORT: u16 = 16381;
 /// Data in Redis.
 const FILL: u64 = 8 << 20;
 
@@ -159,7 +161,9 @@ fn redis_that_docker_was_told_to_make_moves_and_is_dockers_wherever_it_is() {
 
 fn made_and_moved(engine: &str) {
     let nodes = Nodes::up(engine, "made", Workload::Redis, &[]);
-    let mut more = vec!["--restart", "always", "--label", "tier=x", "--memory", "512m"];
+    let publish = format!("{PORT}:6379");
+    let mut more =
+        vec!["--restart", "always", "--label", "tier=x", "--memory", "512m", "--publish", &publish];
     more.extend(nodes.preset.env.iter().flat_map(|entry| ["--env", entry]));
     more.extend(nodes.preset.user.iter().flat_map(|user| ["--user", user]));
     let command: Vec<_> = nodes.preset.command.iter().map(String::as_str).collect();
@@ -175,6 +179,11 @@ fn made_and_moved(engine: &str) {
 
     assert_eq!(nodes.own("a", &["ps", "--format", "{{.Image}}"]), format!("{IMAGE}\n"));
 
+    let publishes = |node: &str| {
+        let at = SocketAddrV4::new(nodes.bed.lab().config().address(node).unwrap(), PORT);
+        RedisClient::connect(nodes.bed.lab(), CLIENT, at, PATIENCE).unwrap();
+    };
+    publishes("a");
     nodes.connect().fill(FILL).unwrap();
     let load = RedisLoad::start(nodes.bed.lab(), CLIENT, nodes.preset.at(ADDRESS), 1000).unwrap();
     nodes.bed.move_to_and_fro("cache", |number, here| {
@@ -185,6 +194,7 @@ fn made_and_moved(engine: &str) {
     drop(load);
     let here = if nodes.listed("a").is_empty() { "b" } else { "a" };
 
+    publishes(here);
     // Plain commands, there.
     assert_eq!(nodes.own(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
     assert_eq!(nodes.bed.done(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
@@ -309,6 +319,24 @@ fn first_instruction(engine: &str) {
     nodes.bed.migrate("cache", "a", "b");
     nodes.is_at("b", "running");
     assert_eq!(nodes.own("b", &["exec", "cache", "/bin/ls", "/data"]), "file\n");
+    // So it is there, also when the node has forgotten what is below /run/godwit for it.
+    for times in [1, 2] {
+        let first = nodes.bed.pid("b", "cache");
+        nodes.own("b", &["restart", "--time", "0", "cache"]);
+        let there = wait_for("what it writes there", || {
+            Some(nodes.log("b", "cache")).filter(|said| said.matches("Read-only").count() == times)
+        });
+        for address in &addresses {
+            assert_eq!(there.matches(address).count(), times, "{address}: {there}");
+        }
+        wait_for("godwit to follow", || (![0, first].contains(&nodes.bed.pid("b", "cache"))).then_some(()));
+        if let (Engine::Docker(_), 1) = (&nodes.engine, times) {
+            let id = nodes.inspect("b")["Id"].as_str().unwrap().to_owned();
+            let place = Path::new("/run/godwit/labs").join(nodes.bed.lab().name()).join("b/docker").join(id);
+            fs::remove_dir_all(place).unwrap();
+            nodes.bed.lab().restart_node("b").unwrap();
+        }
+    }
     nodes.bed.done("b", &["rm", "--force", "cache"]);
     // The image that it was made from is there, as after a pull.
     nodes.bed.done("a", &nodes.words(layout.to_str().unwrap(), &[], &["sleep 1000"]));
@@ -455,7 +483,9 @@ fn nothing_left(engine: &str) {
         assert!(!running.wait().unwrap().success());
         nodes.points.let_go(point);
         nodes.bed.lab().start_node("a").unwrap();
-        wait_for("the container to be gone", || nodes.listed("a").is_empty().then_some(()));
+        wait_for("what was made to be gone", || {
+            (nodes.listed("a").is_empty() && volumes().is_empty()).then_some(())
+        });
         is_gone(point);
     }
     // The name, the address and the volume are free, and it stays when its daemon dies.

@@ -373,6 +373,14 @@ impl Keeps for Docker {
         Ok(())
     }
 
+    fn prepare_starts(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {
+        // One that was adopted has another runtime.
+        match record.token.is_empty() || record.id.is_empty() {
+            true => Ok(()),
+            false => self.instruct_starts(config, &record.id),
+        }
+    }
+
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
         self.about(config, "start", &format!("/containers/{id}/start"), None, LONG).await
     }

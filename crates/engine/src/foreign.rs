@@ -16,6 +16,7 @@
 mod adopts;
 pub(crate) mod archive;
 pub(crate) mod files;
+pub(crate) mod instructions;
 mod keeps;
 pub(crate) mod landing;
 pub mod limits;

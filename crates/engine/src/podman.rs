@@ -292,6 +292,11 @@ impl Keeps for Podman {
         self.update(config, id, &definition).await
     }
 
+    fn prepare_starts(&self, _: &ContainerConfig, _: &Record) -> Result<(), EngineError> {
+        // Its description names the namespace.
+        Ok(())
+    }
+
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
         self.about((config, id), "start", &["container", "start", "--"], LONG).await.map(drop)
     }

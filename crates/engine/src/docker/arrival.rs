@@ -16,7 +16,7 @@ use crate::container::{
 };
 use crate::foreign::landing::{self, Landing, Prepared};
 use crate::foreign::record::Record;
-use crate::foreign::{ARRIVAL_LABEL, Keeps, is_id};
+use crate::foreign::{ARRIVAL_LABEL, Keeps, instructions, is_id};
 
 /// How often a start is told that there is nothing to wait for.
 const START_LOOK: Duration = Duration::from_millis(20);
@@ -53,7 +53,7 @@ impl Docker {
         let id = self.create(config, &definition.name, document).await?;
         let place = self.care.place(&id);
         let task = Prepared::task(&place, &request, Some(&config.network_namespace));
-        landing::instruct(&place, (&self.config.runc, &self.path_variable), &id, &task)
+        instructions::instruct(&place, (&self.config.runc, &self.path_variable), &id, &task)
             .map_err(request.io("prepare Docker's start in", &place))?;
         let prepared = Prepared::new(&self.care, &place, &request, pipes)?;
         let (api, path) = (self.api.clone(), format!("/containers/{id}/start"));

@@ -22,7 +22,7 @@ use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
 use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, limit};
 use crate::foreign::record::Record;
-use crate::foreign::{ARRIVAL_LABEL, Keeps, SHORT, is_id, landing};
+use crate::foreign::{ARRIVAL_LABEL, Keeps, SHORT, instructions, is_id};
 use crate::image::{PackError, Packed};
 
 /// Volumes that dockerd names.
@@ -209,14 +209,18 @@ impl Docker {
         if !is_id(&id) {
             return Err(failed(ApiError::Broken(format!("its ID is {id:?}"))));
         }
-        let place = self.care.place(&id);
-        let task = json!({ "create": { "network_namespace": config.network_namespace } });
-        landing::instruct(&place, (&self.config.runc, &self.path_variable), &id, &task).map_err(
-            |source| {
-                io_error(&config.name, format!("prepare Docker's starts in {}", place.display()), source)
-            },
-        )?;
+        self.instruct_starts(config, &id)?;
         Ok(id)
+    }
+
+    /// Has godwit-runtime put a container into godwit's network namespace whenever it starts.
+    pub(super) fn instruct_starts(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let place = self.care.place(id);
+        let task = json!({ "create": { "network_namespace": config.network_namespace } });
+        let programs = (self.config.runc.as_path(), self.path_variable.as_os_str());
+        instructions::instruct_further(&place, programs, id, &task).map_err(|source| {
+            io_error(&config.name, format!("prepare Docker's starts in {}", place.display()), source)
+        })
     }
 
     /// Removes what was made for a container that has not become a service.

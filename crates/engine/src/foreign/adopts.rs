@@ -91,7 +91,7 @@ pub trait Adopts: Send + Sync {
     fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// A container is this node's, and is removed with its service.
     fn settle(&self, config: &ContainerConfig) -> Result<(), EngineError>;
-    /// The same, and its engine is told how to restart it, where it does not know yet.
+    /// The same, and its engine is told how to start and restart it, where it does not know yet.
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// Has the engine change limits and restart policy; what it makes the container from elsewhere, from here on.
     ///
@@ -256,7 +256,9 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
 
     fn own(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         self.settle(config)?;
-        if let Some(record) = Record::read(config)?.filter(|record| record.owes_policy) {
+        let Some(record) = Record::read(config)? else { return Ok(()) };
+        self.prepare_starts(config, &record)?;
+        if record.owes_policy {
             tell_policy(self, config, record.token);
         }
         Ok(())

@@ -217,6 +217,9 @@ pub(crate) trait Keeps: Send + Sync {
     /// Has a container that runs have the limits of its definition, where its engine starts it with others.
     async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
+    /// Has the next starts of a container that was made here, or has come here, be in godwit's network namespace.
+    fn prepare_starts(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError>;
+
     async fn start_it(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
     async fn signal_it(&self, config: &ContainerConfig, id: &str, signal: i32) -> Result<(), EngineError>;

@@ -13,11 +13,11 @@
 //! the two change names at the end. The engine has mounted the overlay by then, and what is changed below a mounted overlay is
 //! stale; so it is mounted anew.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MsFlags, mount};
@@ -51,26 +51,6 @@ pub(super) fn waiting_in(storage: &Path, token: &str) -> PathBuf {
 /// What of an engine's storage is godwit's.
 pub(super) fn in_storage(storage: &Path) -> PathBuf {
     storage.join("godwit")
-}
-
-/// The file in which the runtime looks for what to do.
-const INSTRUCTIONS: &str = "instructions.json";
-
-/// Makes an empty directory in which the runtime finds instructions.
-pub(crate) fn instruct(
-    place: &Path,
-    (runtime, path_variable): (&Path, &OsStr),
-    id: &str,
-    task: &Value,
-) -> io::Result<()> {
-    match fs::remove_dir_all(place) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(place)?;
-    let path_variable = path_variable.to_string_lossy();
-    let instructions = json!({ "runtime": runtime, "path": path_variable, "id": id, "task": task });
-    fs::write(place.join(INSTRUCTIONS), instructions.to_string())
 }
 
 /// The FIFO for which CRIU waits.
@@ -151,7 +131,7 @@ impl Prepared {
         place.join("criu.conf")
     }
 
-    /// Puts what runc and CRIU find before there are images into a directory with [instructions](instruct).
+    /// Puts what runc and CRIU find before there are images into a directory with [instructions](super::instructions).
     pub(crate) fn new(
         care: &Care,
         place: &Path,

@@ -19,7 +19,7 @@ use crate::container::{
 };
 use crate::foreign::landing::{self, Landing, Prepared};
 use crate::foreign::record::Record;
-use crate::foreign::{Keeps, LONG};
+use crate::foreign::{Keeps, LONG, instructions};
 use crate::processes::process;
 
 /// Podman waits four minutes for its runtime. So long godwit does.
@@ -65,7 +65,7 @@ impl Podman {
             RUNTIME => self.config.runc.clone(),
             other => other.into(),
         });
-        landing::instruct(place, (&runtime, &self.path_variable), id, task)?;
+        instructions::instruct(place, (&runtime, &self.path_variable), id, task)?;
         let link = place.join(LINK);
         symlink(&self.config.runtime, &link)?;
         settings::add_runtime(&mut settings, runtime_name, &link, standard);
