@@ -226,14 +226,3 @@ fn no_limit_of_cpus_is_zero() {
     assert_eq!(cpus_or_none("-1"), Err(ValueError::Cpus));
     assert_eq!((size_or_none("0"), size_or_none("1k")), (Ok(0), Ok(1024)));
 }
-
-#[test]
-fn an_engine_of_others_may_know_an_image_by_a_name() {
-    let name = "docker.io/library/none:7";
-    assert!(matches!(image_for("runc", name), Err(ValueError::Reference { .. })));
-    assert_eq!(image_for("podman", name).as_deref(), Ok(name));
-    for engine in ["runc", "docker"] {
-        assert_eq!(image_for(engine, "/etc/passwd").as_deref(), Ok("/etc/passwd"));
-        assert_eq!(image_for(engine, "/no/such.tar").as_deref(), Ok("/no/such.tar"));
-    }
-}

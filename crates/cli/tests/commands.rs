@@ -564,3 +564,14 @@ async fn check_prints_what_is_in_the_way_and_ends_with_what_a_script_can_act_on(
     let told: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!((&told["obstacles"][0]["pid"], &told["forecast"]), (&4711.into(), &serde_json::Value::Null));
 }
+
+#[tokio::test]
+async fn run_leaves_a_reference_to_the_engine_that_makes_the_container() {
+    let fake = Fake::start();
+    let finished =
+        fake.run(&["run", "--engine", "podman", "--name", "redis", "redis:7", "redis-server"]).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    let asked = fake.asked.run.lock().unwrap().take().unwrap();
+    assert_eq!((asked.engine.as_str(), asked.command), ("podman", vec!["redis-server".to_owned()]));
+    assert_eq!(asked.source, Some(godwit_api::v1::run_request::Source::Reference("redis:7".into())));
+}

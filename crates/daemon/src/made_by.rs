@@ -141,7 +141,7 @@ fn image(keeper: Keeper, request: &RunRequest) -> Result<WantedImage, Status> {
     let title = keeper.title();
     match &request.source {
         Some(Source::Image(path)) if Path::new(path).is_absolute() => Ok(WantedImage::Archive(path.into())),
-        Some(Source::Image(name)) => {
+        Some(Source::Reference(name)) => {
             let plain =
                 |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic()) && !text.starts_with('-');
             if name.is_empty() || name.len() > LONGEST_NAME || !plain(name) {
@@ -151,6 +151,7 @@ fn image(keeper: Keeper, request: &RunRequest) -> Result<WantedImage, Status> {
             }
             Ok(WantedImage::Named(name.clone()))
         }
+        Some(Source::Image(path)) => Err(Status::invalid_argument(format!("{path} is not an absolute path"))),
         Some(Source::Rootfs(_)) => Err(Status::invalid_argument(format!(
             "--rootfs is for godwit's own containers: {title} makes one from an image; give --image"
         ))),
@@ -305,7 +306,9 @@ mod tests {
             assert!(refusal(&request).contains("target"), "{target}");
         }
         let image = |source: &str| {
-            let source = Some(Source::Image(source.into()));
+            let is_path = source.starts_with('/');
+            let source =
+                Some(if is_path { Source::Image(source.into()) } else { Source::Reference(source.into()) });
             image(Keeper::Docker, &RunRequest { source, ..RunRequest::default() })
         };
         assert_eq!(image("/x.tar").unwrap(), WantedImage::Archive("/x.tar".into()));

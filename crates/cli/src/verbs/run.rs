@@ -137,7 +137,7 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
     let source = match (image, args.rootfs) {
         (Some(values::Image::Path(path)), _) => Some(Source::Image(path)),
         // The engine has it, or pulls it, with its own credentials.
-        (Some(values::Image::Reference(text)), _) if args.engine != "runc" => Some(Source::Image(text)),
+        (Some(values::Image::Reference(text)), _) if args.engine != "runc" => Some(Source::Reference(text)),
         (Some(values::Image::Reference(text)), _) => {
             let mut registry = Registry {
                 connection: &mut connection,
