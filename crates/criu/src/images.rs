@@ -10,6 +10,7 @@
 //! that are not named here are passed over. What is read may come from another node, so lengths
 //! are checked before anything is allocated.
 
+mod connected;
 mod connection;
 mod credentials;
 mod devices;
@@ -26,6 +27,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
+pub use connected::connections;
 pub use connection::scale_windows;
 pub use devices::{Device, archives};
 pub use doubt::{Unacknowledged, unacknowledged};

@@ -8,6 +8,7 @@
 //!
 //! And limits of open files that were raised for the dump are again what they were.
 
+mod brought;
 mod links;
 mod mounts;
 
@@ -18,6 +19,7 @@ use prost::Message;
 
 use crate::images::{ImageError, ImageKind, rewrite};
 
+pub use brought::{Becomes, CONFINED, READ_ONLY, brought_mounts};
 pub use links::{Links, links};
 pub use mounts::external_mounts;
 

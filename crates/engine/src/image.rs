@@ -18,12 +18,12 @@
 //! its final name is whole, also after a crash.
 
 pub(crate) mod archive;
-mod capture;
+pub(crate) mod capture;
 mod collect;
 pub(crate) mod devices;
 mod digest;
 mod error;
-mod layer;
+pub(crate) mod layer;
 mod named;
 mod oci;
 mod packed;

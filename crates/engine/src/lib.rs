@@ -12,6 +12,7 @@
 //!   not. [`Engines`] asks the one that a container is of.
 //! - `processes`: what all of them do alike with processes, cgroups and the freezer.
 //! - [`image`]: images and layers; [`rootfs`]: root filesystems; [`tree`]: trees of changed files that can be sent.
+//! - [`checkpoint`]: archives of checkpoints, in Podman's format.
 //! - [`copy`]: files copied into a container's filesystem and out of it.
 //! - [`files`]: where the files are that move with a container.
 //! - `confinement.rs`, `seccomp.rs`: what a container may do.
@@ -19,6 +20,7 @@
 //! A container is given a network namespace by path. Nothing here knows of migrations, networks or pages.
 
 mod beneath;
+pub mod checkpoint;
 pub mod confinement;
 pub mod container;
 pub mod copy;

@@ -6,7 +6,7 @@
 mod adoption;
 mod arrival;
 mod command;
-mod definition;
+pub(crate) mod definition;
 mod image;
 mod limits;
 mod making;

@@ -24,7 +24,7 @@ pub(crate) mod provided;
 pub(crate) mod restore;
 pub(crate) mod rights;
 mod shim;
-mod spec;
+pub(crate) mod spec;
 
 use std::ffi::OsString;
 use std::io;

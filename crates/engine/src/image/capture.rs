@@ -14,7 +14,6 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Statx, StatxAttributes};
 
-use super::store::BlobWriter;
 use super::{Image, ImageConfig, ImageError, RootfsFault, Store, machine_architecture};
 use crate::beneath::{self, Links, MAX_PATH, Node, Root};
 
@@ -27,6 +26,10 @@ const MAX_LONG_FIELD: u64 = 0o77_777_777_777;
 const NAME_FIELD: usize = 100;
 /// Names that mean a removal in a layer.
 const WHITEOUT: &[u8] = b".wh.";
+
+/// Attributes by which overlayfs notes something of its own, and the one of a directory that hides what is below.
+const OF_OVERLAY: &[u8] = b"trusted.overlay.";
+const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 
 impl Store {
     /// Makes an image of a directory that holds a root filesystem. The same tree gives the same
@@ -51,12 +54,8 @@ impl Store {
         }
         let root = Root::open(&canonical, Links::Refused).map_err(read)?;
         let out = io::BufWriter::with_capacity(1 << 20, self.new_blob_writer()?);
-        let mut capture = Capture { root, out, inodes: HashMap::new() };
-        let written = capture.tree(&[]).and_then(|()| {
-            capture.out.write_all(&[0; 2 * BLOCK]).map_err(Stop::Write)?;
-            capture.out.flush().map_err(Stop::Write)
-        });
-        written.map_err(|stop| match stop {
+        let mut capture = Capture { root, out, inodes: HashMap::new(), changes: None };
+        capture.whole().map_err(|stop| match stop {
             Stop::Fault(found) => fault(found),
             Stop::Write(error) => self.fault("write the layer", error),
         })?;
@@ -73,19 +72,48 @@ impl Store {
     }
 }
 
-enum Stop {
+/// Why a directory could not be written as an archive.
+pub(crate) enum Stop {
+    /// What is in it.
     Fault(RootfsFault),
+    /// Where the archive goes.
     Write(io::Error),
 }
 
-struct Capture {
-    root: Root,
-    out: io::BufWriter<BlobWriter>,
-    /// Inodes with several names, and the name each was written as.
-    inodes: HashMap<(u32, u32, u64), Vec<u8>>,
+/// What an upper directory of overlayfs takes away from the layers below, as paths below the root.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct TakenAway {
+    /// Names that are removed.
+    pub(crate) removed: Vec<Vec<u8>>,
+    /// Directories of which nothing is seen but what the upper directory has.
+    pub(crate) hidden: Vec<Vec<u8>>,
 }
 
-impl Capture {
+/// Writes an archive of an upper directory of overlayfs, without what says that something is removed: that is returned. Names
+/// that would mean a removal in a layer stand for themselves.
+pub(crate) fn pack_changes(directory: &Path, out: impl Write) -> Result<TakenAway, Stop> {
+    let root = Root::open(directory, Links::Refused).map_err(|error| unreadable(&[], error))?;
+    let mut capture = Capture { root, out, inodes: HashMap::new(), changes: Some(TakenAway::default()) };
+    capture.whole()?;
+    Ok(capture.changes.unwrap_or_default())
+}
+
+struct Capture<W> {
+    root: Root,
+    out: W,
+    /// Inodes with several names, and the name each was written as.
+    inodes: HashMap<(u32, u32, u64), Vec<u8>>,
+    /// Where it is no layer.
+    changes: Option<TakenAway>,
+}
+
+impl<W: Write> Capture<W> {
+    fn whole(&mut self) -> Result<(), Stop> {
+        self.tree(&[])?;
+        self.out.write_all(&[0; 2 * BLOCK]).map_err(Stop::Write)?;
+        self.out.flush().map_err(Stop::Write)
+    }
+
     fn tree(&mut self, path: &[u8]) -> Result<(), Stop> {
         let mut pending = vec![path.to_vec()];
         while let Some(path) = pending.pop() {
@@ -114,7 +142,14 @@ impl Capture {
         if path.len() > MAX_PATH {
             return Err(not_kept("its path is longer than 4095 bytes"));
         }
-        if beneath::split(path).1.starts_with(WHITEOUT) {
+        if let Some(changes) = &mut self.changes
+            && file_type == FileType::CharacterDevice
+            && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
+        {
+            changes.removed.push(path.to_vec());
+            return Ok(false);
+        }
+        if self.changes.is_none() && beneath::split(path).1.starts_with(WHITEOUT) {
             return Err(not_kept("a name that begins with .wh. means a removal there"));
         }
         if matches!(file_type, FileType::Socket | FileType::Unknown) {
@@ -130,7 +165,13 @@ impl Capture {
             }
             self.inodes.insert(inode, path.to_vec());
         }
-        let xattrs = node.xattrs().map_err(|error| unreadable(path, error))?;
+        let mut xattrs = node.xattrs().map_err(|error| unreadable(path, error))?;
+        if let Some(changes) = &mut self.changes {
+            if is_directory && xattrs.iter().any(|(name, value)| name == OPAQUE && value == b"y") {
+                changes.hidden.push(path.to_vec());
+            }
+            xattrs.retain(|(name, _)| !name.starts_with(OF_OVERLAY));
+        }
         if xattrs.iter().any(|(name, _)| name.contains(&b'=')) {
             return Err(not_kept("the name of an extended attribute holds an ="));
         }

@@ -53,15 +53,10 @@ pub(super) fn unpack(blob: File, tree: &Path) -> Result<(Digest, u64), LayerFaul
         source,
     })?;
     let stream = Hashing::new(decompressed(BufReader::with_capacity(CHUNK, blob)).map_err(damaged(0))?);
-    let mut unpacker = Unpacker {
-        root,
-        reader: Reader::new(stream),
-        entries: 0,
-        bytes: 0,
-        checked_at: 0,
-        buffer: vec![0; CHUNK],
-        directories: Vec::new(),
-    };
+    let mut unpacker = Unpacker::new(root, stream, true);
+    let root_attributes = Attributes { mode: 0o755, ..Attributes::default() };
+    let node = unpacker.root.node(b"").map_err(|error| entry_fault(b"", "examine it", error))?;
+    set(&node, b"", false, &root_attributes)?;
     unpacker.run()?;
     // What follows the end of the archive belongs to the digest.
     let at = unpacker.reader.offset();
@@ -69,6 +64,19 @@ pub(super) fn unpack(blob: File, tree: &Path) -> Result<(Digest, u64), LayerFaul
     io::copy(&mut (&mut stream).take(MAX_LAYER_BYTES), &mut io::sink()).map_err(damaged(at))?;
     let (_, digest, bytes) = stream.into_parts();
     Ok((digest, bytes))
+}
+
+/// Unpacks a plain archive over what is in the directory `tree`, as the root directory of a container has it: what is there
+/// under a name of the archive's is replaced, but directories stay and get its attributes. Names that mean a removal in a layer
+/// stand for themselves, and an archive with a device is refused.
+pub(crate) fn unpack_over(archive: File, tree: &Path) -> Result<(), LayerFault> {
+    let root = Root::open(tree, Links::InRoot).map_err(|source| LayerFault::Entry {
+        path: "/".into(),
+        action: "open the directory".into(),
+        source,
+    })?;
+    let stream: Box<dyn Read> = Box::new(BufReader::with_capacity(CHUNK, archive));
+    Unpacker::new(root, Hashing::new(stream), false).run()
 }
 
 fn damaged(bytes: u64) -> impl Fn(io::Error) -> LayerFault {
@@ -101,13 +109,25 @@ struct Unpacker {
     buffer: Vec<u8>,
     /// Directories and the times they get once everything is in them.
     directories: Vec<(Vec<u8>, (i64, u32))>,
+    /// Whether it is a layer's, in which some names mean a removal; else it has no devices.
+    is_layer: bool,
 }
 
 impl Unpacker {
+    fn new(root: Root, stream: Hashing<Box<dyn Read>>, is_layer: bool) -> Self {
+        Self {
+            root,
+            reader: Reader::new(stream),
+            entries: 0,
+            bytes: 0,
+            checked_at: 0,
+            buffer: vec![0; CHUNK],
+            directories: Vec::new(),
+            is_layer,
+        }
+    }
+
     fn run(&mut self) -> Result<(), LayerFault> {
-        let root_attributes = Attributes { mode: 0o755, ..Attributes::default() };
-        let root = self.root.node(b"").map_err(|error| entry_fault(b"", "examine it", error))?;
-        set(&root, b"", false, &root_attributes)?;
         while let Some(member) = self.reader.next()? {
             self.entries += 1;
             if self.entries > MAX_LAYER_ENTRIES {
@@ -132,14 +152,18 @@ impl Unpacker {
         }
         let (parent_path, name) = beneath::split(&path);
         let parent = self.parent(&path, parent_path)?;
-        if name == OPAQUE {
-            return self.opaque(parent_path);
-        }
-        if name.starts_with(WHITEOUT_META) {
-            return Ok(());
-        }
-        if let Some(removed) = name.strip_prefix(WHITEOUT) {
-            return self.whiteout(parent.as_fd(), &path, removed);
+        if self.is_layer {
+            if name == OPAQUE {
+                return self.opaque(parent_path);
+            }
+            if name.starts_with(WHITEOUT_META) {
+                return Ok(());
+            }
+            if let Some(removed) = name.strip_prefix(WHITEOUT) {
+                return self.whiteout(parent.as_fd(), &path, removed);
+            }
+        } else if matches!(member.kind, MemberKind::CharacterDevice | MemberKind::BlockDevice) {
+            return Err(path_fault(&path, "it is a device"));
         }
         if member.kind == MemberKind::Directory {
             return self.directory(member, &path);

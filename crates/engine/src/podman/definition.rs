@@ -183,7 +183,7 @@ const CGROUP_NAMESPACE: &str = "cgroup";
 
 /// What Podman makes a container from.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Definition {
+pub(crate) struct Definition {
     config: Map<String, Value>,
     pub(super) spec: Value,
 }
@@ -206,9 +206,14 @@ impl Definition {
         let (Some(config), Some(spec)) = (config, spec) else {
             return Err(io::Error::other("Podman's archive has no config.dump or no spec.dump"));
         };
+        Self::of(&config, &spec)
+    }
+
+    /// That of these two documents.
+    pub(crate) fn of(config: &[u8], spec: &[u8]) -> io::Result<Self> {
         Ok(Self {
-            config: serde_json::from_slice(&config)?,
-            spec: canonical(&serde_json::from_slice(&spec)?)?,
+            config: serde_json::from_slice(config)?,
+            spec: canonical(&serde_json::from_slice(spec)?)?,
         })
     }
 
@@ -222,17 +227,18 @@ impl Definition {
         json!({ "config": self.config, "spec": self.spec })
     }
 
-    fn text(&self, field: &str) -> &str {
+    /// A field of `config` that is text; empty where it is not there.
+    pub(crate) fn text(&self, field: &str) -> &str {
         self.config.get(field).and_then(Value::as_str).unwrap_or_default()
     }
 
     /// Its name in Podman.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.text("name")
     }
 
     /// Its image: the name that it was started by, and its ID.
-    pub(super) fn image(&self) -> (&str, &str) {
+    pub(crate) fn image(&self) -> (&str, &str) {
         (self.text("rootfsImageName"), self.text("rootfsImageID"))
     }
 
@@ -246,7 +252,7 @@ impl Definition {
     }
 
     /// The OCI document.
-    pub(super) fn spec(&self) -> &Value {
+    pub(crate) fn spec(&self) -> &Value {
         &self.spec
     }
 
@@ -261,7 +267,7 @@ impl Definition {
     }
 
     /// What speaks against making it on another node.
-    pub(super) fn objections(&self, id: &str) -> Vec<String> {
+    pub(crate) fn objections(&self, id: &str) -> Vec<String> {
         let mut found = Vec::new();
         let is_set = |value: &Value| match value {
             Value::Null | Value::Bool(false) => false,
@@ -307,7 +313,7 @@ impl Definition {
     }
 
     /// Its volumes, and where each is mounted; nothing where one is not as Podman's are.
-    pub(super) fn volumes(&self) -> Option<Vec<(&str, &str)>> {
+    pub(crate) fn volumes(&self) -> Option<Vec<(&str, &str)>> {
         let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
         volumes
             .map(|volume| {
@@ -326,7 +332,7 @@ impl Definition {
     }
 
     /// Ports of the node that lead into it.
-    pub(super) fn ports(&self) -> Vec<Port> {
+    pub(crate) fn ports(&self) -> Vec<Port> {
         let mappings = self.config.get("newPortMappings").and_then(Value::as_array).into_iter().flatten();
         let number = |value: &Value| u16::try_from(value.as_u64()?).ok();
         let mut found = Vec::new();
@@ -351,6 +357,18 @@ impl Definition {
             }
         }
         found
+    }
+
+    /// Its labels, without those of the node that it is on.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
+        let labels = self.config.get("labels").and_then(Value::as_object).into_iter().flatten();
+        let labels = labels.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)));
+        labels.filter(|(name, _)| !LABELS_OF_NODE.iter().any(|label| name.starts_with(label)))
+    }
+
+    /// How often its restart policy starts it again; 0 for no limit.
+    pub(crate) fn retries(&self) -> u64 {
+        self.config.get("restart_retries").and_then(Value::as_u64).unwrap_or(0)
     }
 
     fn examine_spec(&self, found: &mut Vec<String>) {
@@ -408,7 +426,7 @@ impl Definition {
     }
 
     /// The definition with nothing of a node's in it, for a container without objections.
-    pub(super) fn of_no_node(&self) -> Self {
+    pub(crate) fn of_no_node(&self) -> Self {
         let known = |(name, value): (&String, &Value)| {
             SAME_EVERYWHERE.contains(&name.as_str()).then(|| (name.clone(), value.clone()))
         };

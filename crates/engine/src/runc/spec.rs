@@ -25,11 +25,11 @@ use crate::confinement::{ConfinementError, Ulimit};
 use crate::container::{ContainerConfig, DEV_BYTES, DEV_MODE, Mount, MountKind};
 
 /// Files that show the node; hidden inside.
-pub(super) const MASKED_FILES: &[&str] =
+pub(crate) const MASKED_FILES: &[&str] =
     &["/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/timer_list"];
 
 /// Directories that show the node, covered by an empty one where they exist.
-pub(super) const COVERED_DIRECTORIES: &[&str] = &["/sys/devices/virtual/powercap", "/sys/firmware"];
+pub(crate) const COVERED_DIRECTORIES: &[&str] = &["/sys/devices/virtual/powercap", "/sys/firmware"];
 
 /// Paths that may be read but not written inside.
 const READ_ONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
@@ -46,7 +46,7 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// The `config.json` of a container. `criu_config` is a file with options for CRIU at a restore;
 /// `provided` are the mounts that the engine itself adds, and `cover` is the command that covers
 /// [`MASKED_FILES`] in a new container.
-pub(super) fn config_json(
+pub(crate) fn config_json(
     config: &ContainerConfig,
     provided: &[Mount],
     cover: &[OsString],

@@ -1,0 +1,245 @@
+//! Mounts that were to be brought from outside become the container's own, or go.
+//!
+//! The images of a move name mounts that each node brings itself. A checkpoint that stays as a file is restored where nobody
+//! brings them: an empty directory over what shows the node becomes an empty tmpfs, as runc makes one over a masked path, and
+//! what an engine had of its own there goes.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use prost::Message;
+
+use crate::images::{ImageError, ImageKind, rewrite};
+
+/// What images of mounts are called; the rest is the number of the namespace.
+const PREFIX: &str = "mountpoints-";
+
+/// `TMPFS` of CRIU's `fstype`.
+const TMPFS: u32 = 5;
+
+/// MS_RDONLY of mount(2).
+pub const READ_ONLY: u32 = 1;
+/// MS_NOSUID, MS_NODEV and MS_NOEXEC of mount(2).
+pub const CONFINED: u32 = 2 | 4 | 8;
+
+/// What becomes of a mount from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Becomes {
+    /// The container is without it.
+    Nothing,
+    /// A tmpfs.
+    Tmpfs {
+        /// What it is mounted as.
+        source: String,
+        /// Its options, as mount(8) takes them.
+        options: String,
+        /// Its flags, as mount(2) takes them.
+        flags: u32,
+        /// What is in it: a tar archive, by gzip.
+        contents: Vec<u8>,
+    },
+}
+
+/// `mnt_entry`, as far as it is looked at and changed.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Mount {
+    #[prost(uint32, optional, tag = "1")]
+    fstype: Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    id: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    device: Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    parent: Option<u32>,
+    #[prost(uint32, optional, tag = "5")]
+    flags: Option<u32>,
+    #[prost(string, optional, tag = "6")]
+    root: Option<String>,
+    #[prost(string, optional, tag = "7")]
+    mountpoint: Option<String>,
+    #[prost(string, optional, tag = "8")]
+    source: Option<String>,
+    #[prost(string, optional, tag = "9")]
+    options: Option<String>,
+    #[prost(uint32, optional, tag = "10")]
+    shared: Option<u32>,
+    #[prost(uint32, optional, tag = "11")]
+    master: Option<u32>,
+    #[prost(uint32, optional, tag = "17")]
+    filesystem_flags: Option<u32>,
+    #[prost(string, optional, tag = "18")]
+    key: Option<String>,
+}
+
+impl Mount {
+    /// Its place in the container: "/proc/keys".
+    fn place(&self) -> &str {
+        // Some of CRIU's paths are relative to the root of the container.
+        self.mountpoint.as_deref().unwrap_or_default().trim_start_matches('.')
+    }
+}
+
+/// Changes the mounts in the images of a dump; `change` says what becomes of one at this place, nothing where it stays. A mount
+/// that goes takes those with it that are mounted within it.
+///
+/// # Errors
+/// The images cannot be read, are damaged, or cannot be written.
+pub fn brought_mounts(
+    images: &Path,
+    change: impl Fn(&str, bool) -> Option<Becomes>,
+) -> Result<(), ImageError> {
+    let failed = |source| ImageError::Read { path: images.to_owned(), source };
+    let mut contents = Vec::new();
+    for entry in fs::read_dir(images).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
+            continue;
+        }
+        rewrite(&path, ImageKind::Mountpoints, |records| changed(records, &change, &mut contents).map(Some))?;
+    }
+    for (device, contents) in contents {
+        let path = images.join(format!("tmpfs-dev-{device}.tar.gz.img"));
+        let written = fs::OpenOptions::new().write(true).create_new(true).open(&path);
+        let written = written.and_then(|mut file| std::io::Write::write_all(&mut file, &contents));
+        written.map_err(|source| ImageError::Write { path, source })?;
+    }
+    Ok(())
+}
+
+fn changed<'a>(
+    records: &[&'a [u8]],
+    change: &impl Fn(&str, bool) -> Option<Becomes>,
+    contents: &mut Vec<(u32, Vec<u8>)>,
+) -> Result<Vec<Cow<'a, [u8]>>, String> {
+    let mounts = records
+        .iter()
+        .map(|record| Mount::decode(*record).map_err(|error| error.to_string()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let gone: BTreeSet<_> = with_those_within(&mounts, |mount| {
+        mount.place() != "/" && change(mount.place(), mount.key.is_some()) == Some(Becomes::Nothing)
+    });
+    let mut free = mounts.iter().filter_map(|mount| mount.device).max().unwrap_or(0);
+    let mut changed = Vec::with_capacity(records.len());
+    for (record, mount) in records.iter().zip(&mounts) {
+        if mount.id.is_some_and(|id| gone.contains(&id)) {
+            continue;
+        }
+        let becomes = change(mount.place(), mount.key.is_some());
+        let Some(Becomes::Tmpfs { source, options, flags, contents: own }) = becomes else {
+            changed.push(Cow::Borrowed(*record));
+            continue;
+        };
+        // Another file system than all others.
+        free = free.checked_add(1).ok_or("a mount has the highest device number")?;
+        let own_mount = Mount {
+            fstype: Some(TMPFS),
+            device: Some(free),
+            flags: Some(flags),
+            root: Some("/".into()),
+            source: Some(source),
+            options: Some(options),
+            shared: Some(0),
+            master: Some(0),
+            filesystem_flags: Some(0),
+            key: None,
+            ..mount.clone()
+        };
+        contents.push((free, own));
+        changed.push(Cow::Owned(own_mount.encode_to_vec()));
+    }
+    Ok(changed)
+}
+
+/// The numbers of these mounts and of all that are mounted within them.
+fn with_those_within(mounts: &[Mount], is_one: impl Fn(&Mount) -> bool) -> BTreeSet<u32> {
+    let mut found: BTreeSet<u32> =
+        mounts.iter().filter(|mount| is_one(mount)).filter_map(|mount| mount.id).collect();
+    loop {
+        let before = found.len();
+        let within = |mount: &&Mount| mount.parent.is_some_and(|parent| found.contains(&parent));
+        let more: Vec<_> = mounts.iter().filter(within).filter_map(|mount| mount.id).collect();
+        found.extend(more);
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::images::split;
+
+    fn mount(id: u32, parent: u32, place: &str, key: Option<&str>) -> Mount {
+        Mount {
+            fstype: Some(0),
+            id: Some(id),
+            device: Some(id + 100),
+            parent: Some(parent),
+            flags: Some(9),
+            root: Some("/node".into()),
+            mountpoint: Some(place.into()),
+            source: Some("x".into()),
+            options: Some(String::new()),
+            key: key.map(str::to_owned),
+            ..Mount::default()
+        }
+    }
+
+    fn change(mounts: &[Mount], change: impl Fn(&str, bool) -> Option<Becomes>) -> (Vec<Mount>, Vec<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("mountpoints-13.img");
+        let mut bytes = [0x5456_4319_u32, 0x5556_3928].map(u32::to_le_bytes).concat();
+        for mount in mounts {
+            let record = mount.encode_to_vec();
+            bytes.extend(u32::try_from(record.len()).unwrap().to_le_bytes());
+            bytes.extend(record);
+        }
+        fs::write(&path, bytes).unwrap();
+        brought_mounts(directory.path(), change).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let (_, records) = split(&bytes, ImageKind::Mountpoints).unwrap();
+        let mut files: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        files.sort();
+        (records.iter().map(|record| Mount::decode(*record).unwrap()).collect(), files)
+    }
+
+    #[test]
+    fn what_goes_takes_with_it_what_is_mounted_within() {
+        let all = [
+            mount(4, 3, "./sys/fs/cgroup/pids", Some("/sys/fs/cgroup/pids")),
+            mount(3, 2, "./sys/fs/cgroup", None),
+            mount(2, 1, "./sys", None),
+            mount(1, 0, "/", None),
+        ];
+        let (left, _) = change(&all, |place, _| (place == "/sys/fs/cgroup").then_some(Becomes::Nothing));
+        assert_eq!(left, all[2..]);
+        let (left, _) = change(&all, |place, _| (place == "/").then_some(Becomes::Nothing));
+        assert_eq!(left, all, "the root stays");
+    }
+
+    #[test]
+    fn a_mount_from_outside_becomes_a_tmpfs_with_contents_of_its_own() {
+        let all = [mount(2, 1, "/dev/shm", Some("/dev/shm")), mount(1, 0, "/", None)];
+        let (left, files) = change(&all, |place, is_external| {
+            (place == "/dev/shm" && is_external).then(|| Becomes::Tmpfs {
+                source: "shm".into(),
+                options: "size=1k".into(),
+                flags: CONFINED,
+                contents: b"archive".to_vec(),
+            })
+        });
+        let changed = &left[0];
+        assert_eq!((changed.fstype, changed.device, changed.flags), (Some(TMPFS), Some(103), Some(CONFINED)));
+        assert_eq!((changed.key.as_deref(), changed.root.as_deref()), (None, Some("/")));
+        assert_eq!((changed.id, changed.parent, changed.place()), (Some(2), Some(1), "/dev/shm"));
+        assert_eq!(left[1], all[1]);
+        assert_eq!(files, ["mountpoints-13.img", "tmpfs-dev-103.tar.gz.img"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! Checkpoints that stay as a file, in the format of `podman container checkpoint --export`.
+//!
+//! A tar archive, compressed by zstd, by gzip or not at all:
+//!
+//! | member | what | whose |
+//! |---|---|---|
+//! | `godwit.json` | the service, and which layers its files lie on; first | godwit's |
+//! | `config.dump`, `spec.dump`, `network.status` | what Podman makes the container from ([`documents`]) | both |
+//! | `checkpoint/` | CRIU's images | both |
+//! | `stats-dump` | CRIU's statistics | both |
+//! | `rootfs-diff.tar`, `deleted.files` | what changed of the root filesystem ([`changes`]) | both |
+//! | `volumes/NAME.tar` | a volume | both |
+//! | `devshm-checkpoint.tar` | `/dev/shm`, where Podman mounts one from outside | Podman's |
+//! | `ctr.log`, `dump.log`, `artifacts/` | not read here | Podman's |
+//! | `godwit.sha256` | the SHA-256 of every other member, as `sha256sum` writes and checks them; last | godwit's |
+//!
+//! Podman passes over members that it does not know. An archive with a `godwit.json` and without a whole `godwit.sha256` behind
+//! all else was cut off or changed. One of Podman's has no digests: the checksums of its compression are all that there is.
+//!
+//! [`pack`] writes archives, [`unpack`] reads them, and [`foreign`] makes CRIU's images fit another engine's mounts.
+
+pub mod changes;
+pub mod documents;
+pub mod foreign;
+pub mod pack;
+pub mod theirs;
+pub mod unpack;
+
+use std::io;
+
+/// What godwit knows of the service.
+pub const OWN: &str = "godwit.json";
+/// The digests.
+pub const SUMS: &str = "godwit.sha256";
+/// Podman's description of the container.
+pub const CONFIG: &str = "config.dump";
+/// The OCI runtime's.
+pub const SPEC: &str = "spec.dump";
+/// The directory of CRIU's images.
+pub const IMAGES: &str = "checkpoint";
+/// The directory of volumes.
+pub const VOLUMES: &str = "volumes";
+/// Files that changed.
+pub const ROOTFS_DIFF: &str = "rootfs-diff.tar";
+/// Files that are gone: a JSON list of paths.
+pub const DELETED: &str = "deleted.files";
+/// What Podman has in `/dev/shm`.
+pub const DEV_SHM: &str = "devshm-checkpoint.tar";
+/// The addresses that Podman gives the container again.
+pub const NETWORK: &str = "network.status";
+/// CRIU's statistics.
+pub const STATISTICS: &str = "stats-dump";
+
+/// Why an archive cannot be made or used: a sentence.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// It is not one, or not all of one.
+    #[error("this is no whole checkpoint archive: {0}")]
+    Damaged(String),
+    /// It asks for what no checkpoint needs.
+    #[error("the archive is refused: {0}")]
+    Refused(String),
+    /// Its container is one that cannot be restored here.
+    #[error("its container cannot be restored by godwit: {0}")]
+    Unfit(String),
+    /// What changed cannot be put in its place.
+    #[error("{what} of the archive cannot be unpacked: {source}")]
+    Files {
+        /// The member.
+        what: String,
+        /// What is wrong.
+        source: crate::image::LayerFault,
+    },
+    /// Files of the service cannot be read.
+    #[error("cannot read {what} of the service: {reason}")]
+    Read {
+        /// Which.
+        what: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file of this node.
+    #[error("cannot {action}")]
+    Io {
+        /// What was tried, on what.
+        action: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// CRIU's images.
+    #[error("the images of its processes cannot be used")]
+    Images(#[from] godwit_criu::images::ImageError),
+}
+
+impl ArchiveError {
+    pub(crate) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let action = action.into();
+        move |source| Self::Io { action, source }
+    }
+}
+
+/// Bytes that stay free on the disk while an archive is made or unpacked, for the node's journal and logs: 64 MiB.
+pub(crate) const RESERVE: u64 = 64 << 20;
+
+/// Whether so much more fits on the disk of a file, and the reserve stays.
+pub(crate) fn fits(file: &std::fs::File, more: u64) -> io::Result<bool> {
+    let stat = rustix::fs::fstatvfs(file)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >= RESERVE.saturating_add(more))
+}
+
+/// A name that a file in a directory of an archive may have: nothing in it leads anywhere.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'+');
+    !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(known)
+}

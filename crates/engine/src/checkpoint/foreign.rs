@@ -1,0 +1,82 @@
+//! CRIU's images, made to fit where they are restored.
+//!
+//! Podman, runc and godwit each bring some mounts from outside when they restore a container, under the mount's place as a key.
+//! They differ in a few, which an archive therefore has as mounts of the container's own, or not at all:
+//!
+//! | place | godwit brings | runc under Podman brings | in an archive of godwit's |
+//! |---|---|---|---|
+//! | `/sys/firmware`, … | an empty directory | nothing: a tmpfs | a tmpfs |
+//! | `/dev/shm` | nothing: a tmpfs | Podman's | a tmpfs |
+//! | `/run/.containerenv` | nothing | Podman's | |
+//! | `/sys/fs/cgroup` | nothing | what the node has | |
+
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use godwit_criu::repair::{Becomes, CONFINED, READ_ONLY, brought_mounts};
+
+use super::ArchiveError;
+use super::unpack::Unpacked;
+use crate::container::DEV_BYTES;
+use crate::runc::spec::COVERED_DIRECTORIES;
+
+/// Largest `/dev/shm` that is taken over: it lies in memory twice for a moment.
+const MOST_SHM: u64 = 1 << 30;
+
+/// Makes the images of a container of godwit's fit for whoever restores them.
+///
+/// # Errors
+/// They are not what a dump writes.
+pub fn make_portable(images: &Path) -> Result<(), ArchiveError> {
+    let empty = empty_archive().map_err(ArchiveError::io("write an empty archive"))?;
+    Ok(brought_mounts(images, |place, is_external| {
+        (is_external && COVERED_DIRECTORIES.contains(&place)).then(|| Becomes::Tmpfs {
+            source: "tmpfs".into(),
+            options: String::new(),
+            flags: CONFINED | READ_ONLY,
+            contents: empty.clone(),
+        })
+    })?)
+}
+
+/// Makes the images of a container of Podman's fit for godwit.
+///
+/// # Errors
+/// They are not what a dump writes, or `/dev/shm` has too much.
+pub fn make_own(unpacked: &Unpacked) -> Result<(), ArchiveError> {
+    let shm = match unpacked.has(super::DEV_SHM) {
+        true => compressed(&unpacked.path(super::DEV_SHM))?,
+        false => empty_archive().map_err(ArchiveError::io("write an empty archive"))?,
+    };
+    Ok(brought_mounts(&unpacked.images(), |place, is_external| match place {
+        "/run/.containerenv" if is_external => Some(Becomes::Nothing),
+        "/sys/fs/cgroup" => Some(Becomes::Nothing),
+        "/dev/shm" if is_external => Some(Becomes::Tmpfs {
+            source: "shm".into(),
+            options: format!("mode=1777,size={DEV_BYTES}"),
+            flags: CONFINED,
+            contents: shm.clone(),
+        }),
+        _ => None,
+    })?)
+}
+
+/// A tar archive, by gzip, with nothing in it.
+fn empty_archive() -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(&[0; 1024])?;
+    encoder.finish()
+}
+
+fn compressed(archive: &Path) -> Result<Vec<u8>, ArchiveError> {
+    let failed = |source| ArchiveError::io(format!("read {}", archive.display()))(source);
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    let file = File::open(archive).map_err(failed)?;
+    if io::copy(&mut file.take(MOST_SHM + 1), &mut encoder).map_err(failed)? > MOST_SHM {
+        return Err(ArchiveError::Refused(format!("/dev/shm in it has more than {} MiB", MOST_SHM >> 20)));
+    }
+    encoder.finish().map_err(failed)
+}
