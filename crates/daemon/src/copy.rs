@@ -2,13 +2,11 @@
 //!
 //! A service that is copied from or to does not move meanwhile: what is written after the freeze would stay behind.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{CopyInResponse, CopyInStart, CopyInput, CopyOutRequest, CopyOutput, copy_input};
 use godwit_engine::Mount;
@@ -21,16 +19,10 @@ use tonic::{Status, Streaming};
 
 use crate::convert;
 use crate::node::{Node, Occupied};
+use crate::pieces::{Incoming, Outgoing, PIECE, PIECES, hand_on};
 use crate::services::{occupied, owned};
 use crate::state::Owned;
 use crate::status::{internal, invalid};
-
-/// Bytes of a piece of an archive.
-const PIECE: usize = 256 << 10;
-/// Pieces that wait for whoever is slower.
-const PIECES: usize = 4;
-/// How long the user may take for a piece: meanwhile nobody else can stop or move the service.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 type Output = Pin<Box<dyn Stream<Item = Result<CopyOutput, Status>> + Send>>;
 
@@ -94,9 +86,8 @@ pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Out
     let (filesystem, taken) = open(node, &request.name, &request.path).await?;
     let (pieces, outgoing) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
-        let runtime = tokio::runtime::Handle::current();
-        let to =
-            io::BufWriter::with_capacity(PIECE, Pieces { pieces: pieces.clone(), runtime, is_shut: false });
+        let to = Outgoing::new(pieces.clone(), |data| CopyOutput { data });
+        let to = io::BufWriter::with_capacity(PIECE, to);
         let copied = filesystem.copy_out(request.path.as_bytes(), to);
         if let Err(error) = copied {
             // The user may have gone, or take nothing.
@@ -105,37 +96,6 @@ pub(crate) async fn out(node: &Arc<Node>, request: CopyOutRequest) -> Result<Out
         drop(taken);
     });
     Ok(ReceiverStream::new(outgoing).boxed())
-}
-
-/// Where an archive's pieces go.
-struct Pieces {
-    pieces: mpsc::Sender<Result<CopyOutput, Status>>,
-    runtime: tokio::runtime::Handle,
-    /// A piece was not taken: no other is offered.
-    is_shut: bool,
-}
-
-impl Write for Pieces {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        let piece = CopyOutput { data: Bytes::copy_from_slice(data) };
-        if self.is_shut {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
-        // The last place is for an error.
-        let free = self.runtime.block_on(tokio::time::timeout(PATIENCE, self.pieces.reserve_many(2)));
-        self.is_shut = !matches!(free, Ok(Ok(_)));
-        let mut free = free
-            .map_err(|_| {
-                io::Error::new(io::ErrorKind::TimedOut, format!("nothing of it was taken for {PATIENCE:?}"))
-            })?
-            .map_err(|_| io::ErrorKind::BrokenPipe)?;
-        free.next().ok_or(io::ErrorKind::BrokenPipe)?.send(Ok(piece));
-        Ok(data.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Takes what the stream has, to the path that its first message says.
@@ -151,50 +111,15 @@ pub(crate) async fn into(
     let (pieces, incoming) = mpsc::channel(PIECES);
     let how = CopyIn { path: path.into_bytes(), contents, keep_owners };
     let copying = tokio::task::spawn_blocking(move || {
-        let copied = filesystem.copy_in(&how, Incoming { pieces: incoming, piece: Bytes::new() });
+        let copied = filesystem.copy_in(&how, Incoming::new(incoming));
         drop(taken);
         copied
     });
-    let cut_off = loop {
-        let Ok(message) = tokio::time::timeout(PATIENCE, input.message()).await else {
-            break Some(format!("nothing of it came for {PATIENCE:?}"));
-        };
-        match message {
-            Ok(Some(CopyInput { kind: Some(copy_input::Kind::Data(data)) })) => {
-                if pieces.send(Ok(data)).await.is_err() {
-                    // It has come to its end, or failed.
-                    break None;
-                }
-            }
-            Ok(Some(_)) => break Some("a message of a copy has no data".to_owned()),
-            Ok(None) => break None,
-            Err(status) => break Some(status.message().to_owned()),
-        }
+    let data = |message: CopyInput| match message.kind {
+        Some(copy_input::Kind::Data(data)) => Some(data),
+        _ => None,
     };
-    if let Some(why) = cut_off {
-        let _ = pieces.send(Err(io::Error::other(why))).await;
-    }
-    drop(pieces);
+    hand_on(&mut input, pieces, data).await;
     let copied = copying.await.map_err(internal)?.map_err(failed)?;
     Ok(CopyInResponse { files: copied.files, bytes: copied.bytes })
-}
-
-/// Where an archive's pieces come from.
-struct Incoming {
-    pieces: mpsc::Receiver<io::Result<Bytes>>,
-    piece: Bytes,
-}
-
-impl Read for Incoming {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.piece.is_empty() {
-            match self.pieces.blocking_recv() {
-                Some(piece) => self.piece = piece?,
-                None => return Ok(0),
-            }
-        }
-        let length = self.piece.len().min(buffer.len());
-        buffer[..length].copy_from_slice(&self.piece.split_to(length));
-        Ok(length)
-    }
 }

@@ -16,8 +16,8 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, capture, check, connections, copy, directory, doctor, exec, images, join, layers, logs, made_by,
-    migrate, network_changes, prepare, removals, restart, stats, update, volumes, wait,
+    adopt, capture, check, checkpoint, connections, copy, directory, doctor, exec, images, join, layers, logs,
+    made_by, migrate, network_changes, prepare, removals, restart, restore, stats, update, volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -41,6 +41,7 @@ impl NodeApi for NodeService {
     type LogsStream = Out<api::LogEntry>;
     type ExecStream = Out<api::ExecOutput>;
     type CopyOutStream = Out<api::CopyOutput>;
+    type CheckpointStream = Out<api::CheckpointOutput>;
     type MigrateStream = Out<api::MigrationEvent>;
     type EventsStream = Out<api::Event>;
 
@@ -146,6 +147,23 @@ impl NodeApi for NodeService {
         request: Request<api::CopyOutRequest>,
     ) -> Result<Response<Self::CopyOutStream>, Status> {
         Ok(Response::new(copy::out(&self.0, request.into_inner()).await?))
+    }
+
+    async fn checkpoint(
+        &self,
+        request: Request<Streaming<api::CheckpointInput>>,
+    ) -> Result<Response<Self::CheckpointStream>, Status> {
+        Ok(Response::new(checkpoint::checkpoint(&self.0, request.into_inner()).await?))
+    }
+
+    async fn restore(
+        &self,
+        request: Request<Streaming<api::RestoreInput>>,
+    ) -> Result<Response<api::Service>, Status> {
+        // As above.
+        let node = Arc::clone(&self.0);
+        let restored = tokio::spawn(async move { restore::restore(&node, request.into_inner()).await });
+        Ok(Response::new(restored.await.map_err(internal)??))
     }
 
     async fn stats(

@@ -44,7 +44,7 @@ use crate::own::{Asked, Own};
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::state::State;
 use crate::verbs::Listed;
-use crate::{cluster, directory, join, layers, peers, renew, services};
+use crate::{cluster, directory, join, layers, peers, renew, services, staging};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -78,6 +78,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     // Before anything of services is looked for.
     cluster_networks::keep(&node).await?;
     node.local().clear_half_made().await.context("cannot look for services that were half made")?;
+    staging::clear(&node.local().layout).context("cannot remove what is left of checkpoints")?;
     node.local().clear_half_removed_volumes().context("cannot remove what is left of volumes")?;
     recovery::recover(node.local()).await.context("cannot finish or undo earlier migrations")?;
     cluster::put_own_right(&node)?;

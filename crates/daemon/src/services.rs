@@ -485,6 +485,27 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
     Ok(())
 }
 
+/// Kills a frozen service before it can do anything more, and returns when its end is noted.
+pub(crate) async fn kill_frozen(node: &Arc<Node>, service: &Service) -> Result<(), Status> {
+    let engine = &node.local().engine;
+    let config = node.local().config(service);
+    let _ending = node.ending(&service.name);
+    let noted = node.noted(&service.name);
+    // The first that it does once it is thawed is to end.
+    engine.signal(&config, libc::SIGKILL).await.map_err(internal)?;
+    engine.thaw(&config).await.map_err(internal)?;
+    let code = engine.wait(&config).await;
+    match noted {
+        // An error means that the sender is gone, which is what is waited for.
+        Some(mut noted) => drop(noted.changed().await),
+        None => {
+            let code = code.map_err(internal)?;
+            node.ended(service, code, "", Duration::ZERO).await;
+        }
+    }
+    Ok(())
+}
+
 /// Sends a signal to the main process of a service that runs.
 pub(crate) async fn kill(node: &Arc<Node>, name: &ServiceName, signal: u32) -> Result<api::Service, Status> {
     let signal = i32::try_from(signal).ok().filter(|signal| (1..=libc::SIGRTMAX()).contains(signal));
@@ -612,6 +633,14 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                         tracing::error!(service = %service.name, error = %error_chain(&error), "it cannot be reached on all of its networks");
                     }
                     other => other?,
+                }
+                // A checkpoint may have been cut off: a migration that goes on has it in its journal.
+                if state.status == ContainerStatus::Paused
+                    && service.kept.is_none()
+                    && node.local().journal.unfinished_of(&service.id)?.is_empty()
+                {
+                    node.local().engine.recover(&config).await?;
+                    node.local().engine.thaw(&config).await?;
                 }
                 // An update may have been cut off between the limits and their record.
                 if service.kept.is_none()

@@ -45,6 +45,8 @@ const NODE: &[(&str, Who)] = &[
     ("Wait", Who::Operator),
     ("CopyIn", Who::Operator),
     ("CopyOut", Who::Operator),
+    ("Checkpoint", Who::Operator),
+    ("Restore", Who::Operator),
     ("Stats", Who::Operator),
     ("Update", Who::Operator),
     ("Remove", Who::Operator),

@@ -40,6 +40,10 @@ pub struct Asked {
     pub copied: Mutex<Option<(v1::CopyInStart, Vec<u8>)>>,
     /// What `copy_out` gives.
     pub archive: Mutex<Vec<u8>>,
+    /// What was asked, and whether the archive was said to be kept.
+    pub checkpoint: Mutex<Option<(v1::CheckpointStart, bool)>>,
+    /// What was asked, and the archive.
+    pub restored: Mutex<Option<(v1::RestoreStart, Vec<u8>)>>,
     pub cancelled: Mutex<Vec<String>>,
     pub cancel: Notify,
 }
@@ -383,6 +387,68 @@ impl Node for Answers {
         let bytes = archive.len() as u64;
         *self.asked.copied.lock().unwrap() = Some((start, archive));
         Ok(Response::new(v1::CopyInResponse { files: 1, bytes }))
+    }
+
+    type CheckpointStream = Items<v1::CheckpointOutput>;
+    async fn checkpoint(
+        &self,
+        request: Request<Streaming<v1::CheckpointInput>>,
+    ) -> Answer<Self::CheckpointStream> {
+        use v1::checkpoint_output::Kind::{Data, Ended, Whole};
+        let mut input = request.into_inner();
+        let Some(v1::checkpoint_input::Kind::Start(start)) =
+            input.message().await?.and_then(|message| message.kind)
+        else {
+            return Err(Status::invalid_argument("the first message must be start"));
+        };
+        let message = |kind| Ok(v1::CheckpointOutput { kind: Some(kind) });
+        let mut first =
+            vec![message(Data(b"archive ".as_slice().into())), message(Data(b"of it".as_slice().into()))];
+        if start.name == "cut" {
+            first.push(Err(Status::aborted("CRIU cannot dump it")));
+            return Ok(Response::new(Box::pin(tokio_stream::iter(first))));
+        }
+        first.push(message(Whole(v1::CheckpointWhole { image: "localhost/x:latest".into(), frozen_us: 5 })));
+        let leaves = start.leave_running;
+        *self.asked.checkpoint.lock().unwrap() = Some((start, false));
+        if leaves {
+            return Ok(Response::new(Box::pin(tokio_stream::iter(first))));
+        }
+        let (sender, rest) = tokio::sync::mpsc::channel(1);
+        let asked = self.asked.clone();
+        tokio::spawn(async move {
+            if let Ok(Some(v1::CheckpointInput { kind: Some(v1::checkpoint_input::Kind::Kept(_)) })) =
+                input.message().await
+            {
+                asked.checkpoint.lock().unwrap().as_mut().unwrap().1 = true;
+                let ended = v1::CheckpointOutput { kind: Some(Ended(v1::CheckpointEnded {})) };
+                sender.send(Ok(ended)).await.unwrap();
+            }
+        });
+        let all = tokio_stream::iter(first).chain(tokio_stream::wrappers::ReceiverStream::new(rest));
+        Ok(Response::new(Box::pin(all)))
+    }
+
+    async fn restore(&self, request: Request<Streaming<v1::RestoreInput>>) -> Answer<Service> {
+        let mut input = request.into_inner();
+        let Some(v1::restore_input::Kind::Start(start)) =
+            input.message().await?.and_then(|message| message.kind)
+        else {
+            return Err(Status::invalid_argument("the first message must be start"));
+        };
+        if start.name == "taken" {
+            return Err(Status::already_exists("the name taken is taken by a service on node b"));
+        }
+        let mut archive = Vec::new();
+        while let Some(message) = input.message().await? {
+            match message.kind {
+                Some(v1::restore_input::Kind::Data(data)) => archive.extend_from_slice(&data),
+                _ => return Err(Status::internal("a message of a restore has no data")),
+            }
+        }
+        let name = if start.name.is_empty() { "redis".to_owned() } else { start.name.clone() };
+        *self.asked.restored.lock().unwrap() = Some((start, archive));
+        Ok(Response::new(Service { name, ..Service::default() }))
     }
 
     type CopyOutStream = Items<v1::CopyOutput>;

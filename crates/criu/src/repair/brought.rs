@@ -19,6 +19,10 @@ const PREFIX: &str = "mountpoints-";
 /// `TMPFS` of CRIU's `fstype`.
 const TMPFS: u32 = 5;
 
+/// The highest number of a filesystem without a block device: CRIU looks for the device of any other. As the kernel has it,
+/// the major number is above the lower 20 bits.
+const LAST_ANONYMOUS: u32 = (1 << 20) - 1;
+
 /// MS_RDONLY of mount(2).
 pub const READ_ONLY: u32 = 1;
 /// MS_NOSUID, MS_NODEV and MS_NOEXEC of mount(2).
@@ -120,7 +124,8 @@ fn changed<'a>(
     let gone: BTreeSet<_> = with_those_within(&mounts, |mount| {
         mount.place() != "/" && change(mount.place(), mount.key.is_some()) == Some(Becomes::Nothing)
     });
-    let mut free = mounts.iter().filter_map(|mount| mount.device).max().unwrap_or(0);
+    let anonymous = mounts.iter().filter_map(|mount| mount.device).filter(|device| *device <= LAST_ANONYMOUS);
+    let mut free = anonymous.max().unwrap_or(0);
     let mut changed = Vec::with_capacity(records.len());
     for (record, mount) in records.iter().zip(&mounts) {
         if mount.id.is_some_and(|id| gone.contains(&id)) {
@@ -132,7 +137,10 @@ fn changed<'a>(
             continue;
         };
         // Another file system than all others.
-        free = free.checked_add(1).ok_or("a mount has the highest device number")?;
+        free += 1;
+        if free > LAST_ANONYMOUS {
+            return Err("a mount has the highest device number".into());
+        }
         let own_mount = Mount {
             fstype: Some(TMPFS),
             device: Some(free),
@@ -226,7 +234,8 @@ mod tests {
 
     #[test]
     fn a_mount_from_outside_becomes_a_tmpfs_with_contents_of_its_own() {
-        let all = [mount(2, 1, "/dev/shm", Some("/dev/shm")), mount(1, 0, "/", None)];
+        let on_disk = Mount { device: Some(254 << 20), ..mount(3, 1, "/data", Some("/data")) };
+        let all = [mount(2, 1, "/dev/shm", Some("/dev/shm")), mount(1, 0, "/", None), on_disk];
         let (left, files) = change(&all, |place, is_external| {
             (place == "/dev/shm" && is_external).then(|| Becomes::Tmpfs {
                 source: "shm".into(),
@@ -239,7 +248,7 @@ mod tests {
         assert_eq!((changed.fstype, changed.device, changed.flags), (Some(TMPFS), Some(103), Some(CONFINED)));
         assert_eq!((changed.key.as_deref(), changed.root.as_deref()), (None, Some("/")));
         assert_eq!((changed.id, changed.parent, changed.place()), (Some(2), Some(1), "/dev/shm"));
-        assert_eq!(left[1], all[1]);
+        assert_eq!(left[1..], all[1..]);
         assert_eq!(files, ["mountpoints-13.img", "tmpfs-dev-103.tar.gz.img"]);
     }
 }

@@ -34,7 +34,8 @@ pub fn write(upper: &Path, lower: &[PathBuf], into: &Path) -> Result<(), Archive
         what: "the removed files".into(),
         reason: source.to_string(),
     })?;
-    let text = serde_json::to_vec(&deleted).map_err(|error| ArchiveError::io("write the list")(error.into()))?;
+    let text =
+        serde_json::to_vec(&deleted).map_err(|error| ArchiveError::io("write the list")(error.into()))?;
     let path = into.join(DELETED);
     std::fs::write(&path, text).map_err(ArchiveError::io(format!("write {}", path.display())))
 }
@@ -128,7 +129,9 @@ pub fn apply(unpacked: &Path, root: &Path) -> Result<(), ArchiveError> {
         let path = name.trim_start_matches('/').as_bytes();
         let plain = !path.is_empty() && !path.split(|byte| *byte == b'/').any(|part| part.is_empty());
         if !plain || beneath::check_path(path).is_err() {
-            return Err(ArchiveError::Refused(format!("{DELETED} names {name:?}, which is no path of a file")));
+            return Err(ArchiveError::Refused(format!(
+                "{DELETED} names {name:?}, which is no path of a file"
+            )));
         }
         let (parent, last) = beneath::split(path);
         match root.directory(parent) {
@@ -151,7 +154,8 @@ pub fn apply_tar(archive: &Path, directory: &Path, what: &str) -> Result<(), Arc
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(ArchiveError::io(format!("read {}", archive.display()))(error)),
     };
-    layer::unpack_over(file, directory).map_err(|source| ArchiveError::Files { what: what.to_owned(), source })
+    layer::unpack_over(file, directory)
+        .map_err(|source| ArchiveError::Files { what: what.to_owned(), source })
 }
 
 #[cfg(test)]
@@ -179,8 +183,10 @@ mod tests {
             fs::write(upper.join(path), "new").unwrap();
         }
         symlink("changed", upper.join("etc/link")).unwrap();
-        rustix::fs::mknodat(CWD, upper.join("etc/gone"), FileType::CharacterDevice, Mode::empty(), 0).unwrap();
-        rustix::fs::setxattr(upper.join("anew"), "trusted.overlay.opaque", b"y", XattrFlags::empty()).unwrap();
+        rustix::fs::mknodat(CWD, upper.join("etc/gone"), FileType::CharacterDevice, Mode::empty(), 0)
+            .unwrap();
+        rustix::fs::setxattr(upper.join("anew"), "trusted.overlay.opaque", b"y", XattrFlags::empty())
+            .unwrap();
         (directory, upper, lower)
     }
 

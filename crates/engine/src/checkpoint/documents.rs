@@ -60,7 +60,9 @@ pub fn documents(
     known: &Known,
 ) -> Result<Vec<(&'static str, Vec<u8>)>, ArchiveError> {
     let spec = spec_dump(config)?;
-    let text = |value: &Value| serde_json::to_vec(value).map_err(|error| ArchiveError::io("write JSON")(error.into()));
+    let text = |value: &Value| {
+        serde_json::to_vec(value).map_err(|error| ArchiveError::io("write JSON")(error.into()))
+    };
     Ok(vec![
         (CONFIG, text(&config_dump(config, known))?),
         (SPEC, text(&spec)?),
@@ -131,7 +133,8 @@ fn spec_dump(config: &ContainerConfig) -> Result<Value, ArchiveError> {
     let masked: Vec<_> = spec::MASKED_FILES.iter().chain(spec::COVERED_DIRECTORIES).collect();
     let linux = &mut json["linux"];
     linux["maskedPaths"] = json!(masked);
-    linux["namespaces"] = ["pid", "network", "ipc", "uts", "mount"].map(|kind| json!({ "type": kind })).into();
+    linux["namespaces"] =
+        ["pid", "network", "ipc", "uts", "mount"].map(|kind| json!({ "type": kind })).into();
     if let Some(linux) = linux.as_object_mut() {
         linux.remove("cgroupsPath");
     }

@@ -131,7 +131,9 @@ fn mounts(definition: &Definition) -> Result<Vec<Mount>, ArchiveError> {
     };
     for (name, target) in definition.volumes().unwrap_or_default() {
         let name: VolumeName = name.parse().map_err(|error| {
-            ArchiveError::Unfit(format!("its volume {name} has a name that no volume of godwit's has: {error}"))
+            ArchiveError::Unfit(format!(
+                "its volume {name} has a name that no volume of godwit's has: {error}"
+            ))
         })?;
         let read_only = is_read_only(target);
         found.push(Mount { kind: MountKind::Volume { name }, target: target.into(), read_only });
@@ -149,7 +151,9 @@ fn mounts(definition: &Definition) -> Result<Vec<Mount>, ArchiveError> {
     if let Some(mount) = found.iter().find(|mount| twice(mount)) {
         return Err(ArchiveError::Unfit(format!("it has two mounts on {}", mount.target.display())));
     }
-    if let Some(mount) = found.iter().find(|mount| STANDARD.iter().any(|path| mount.target == Path::new(path))) {
+    if let Some(mount) =
+        found.iter().find(|mount| STANDARD.iter().any(|path| mount.target == Path::new(path)))
+    {
         return Err(ArchiveError::Unfit(format!("it has a volume on {}", mount.target.display())));
     }
     Ok(found)
@@ -248,7 +252,10 @@ mod tests {
         assert_eq!((theirs.name.as_str(), theirs.image.as_str()), ("web", "localhost/web:1"));
         assert_eq!(theirs.user, User { uid: 7, gid: 8, groups: vec![9] });
         assert_eq!((theirs.memory_bytes, theirs.cpu_millis), (8 << 20, 500));
-        assert_eq!((theirs.restart.as_str(), &theirs.labels[..]), ("on-failure:3", &["tier=x".to_owned()][..]));
+        assert_eq!(
+            (theirs.restart.as_str(), &theirs.labels[..]),
+            ("on-failure:3", &["tier=x".to_owned()][..])
+        );
         assert_eq!(theirs.confinement.capabilities, ["CAP_CHOWN", "CAP_KILL"]);
         assert!(theirs.confinement.read_only && theirs.confinement.pids_limit == 5);
         let mounts: Vec<_> =

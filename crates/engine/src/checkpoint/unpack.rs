@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    ArchiveError, CONFIG, DELETED, DEV_SHM, IMAGES, NETWORK, OWN, ROOTFS_DIFF, SPEC, STATISTICS, SUMS, VOLUMES,
-    fits, is_plain_name,
+    ArchiveError, CONFIG, DELETED, DEV_SHM, IMAGES, NETWORK, OWN, ROOTFS_DIFF, SPEC, STATISTICS, SUMS,
+    VOLUMES, fits, is_plain_name,
 };
 use crate::image::archive::{Member, MemberKind, Reader, Stream, TarFault};
 
@@ -83,7 +83,8 @@ impl Unpacked {
         if !self.has(name) {
             return Err(ArchiveError::Damaged(format!("it has no {name}")));
         }
-        std::fs::read(self.path(name)).map_err(ArchiveError::io(format!("read {}", self.path(name).display())))
+        std::fs::read(self.path(name))
+            .map_err(ArchiveError::io(format!("read {}", self.path(name).display())))
     }
 }
 
@@ -145,7 +146,9 @@ fn check(unpacked: &Unpacked, mut sums: BTreeMap<String, String>) -> Result<(), 
         match sums.remove(name) {
             Some(found) if found == sum => {}
             Some(_) => {
-                return Err(ArchiveError::Damaged(format!("the checksum of {name} is wrong: the file has changed since it was written; take another copy of it")));
+                return Err(ArchiveError::Damaged(format!(
+                    "the checksum of {name} is wrong: the file has changed since it was written; take another copy of it"
+                )));
             }
             None => return Err(ArchiveError::Damaged(format!("{name} is missing"))),
         }

@@ -211,10 +211,7 @@ impl Definition {
 
     /// That of these two documents.
     pub(crate) fn of(config: &[u8], spec: &[u8]) -> io::Result<Self> {
-        Ok(Self {
-            config: serde_json::from_slice(config)?,
-            spec: canonical(&serde_json::from_slice(spec)?)?,
-        })
+        Ok(Self { config: serde_json::from_slice(config)?, spec: canonical(&serde_json::from_slice(spec)?)? })
     }
 
     /// One that another node has told.

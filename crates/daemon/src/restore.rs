@@ -1,0 +1,405 @@
+//! A service from a file: the archive of a checkpoint, of godwit's or of Podman's, becomes a service of this node.
+//!
+//! ```text
+//! user ─▶ staging: unpacked, its digests checked ─▶ described ─▶ name, address, ports, volumes reserved
+//!      ─▶ layers, changed files, volumes, network ─▶ CRIU ─▶ runs
+//! ```
+//! Nothing is made before the whole archive is here and is what it says; what was made goes after a failure.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_api::v1::{self as api, RestoreInput, RestoreStart, RunRequest, restore_input};
+use godwit_criu::images;
+use godwit_engine::checkpoint::theirs::{self, Theirs};
+use godwit_engine::checkpoint::unpack::{Unpacked, unpack};
+use godwit_engine::checkpoint::{ArchiveError, OWN, VOLUMES, changes, foreign};
+use godwit_engine::image::Digest;
+use godwit_engine::{RestoreRequest, files};
+use godwit_migration::blocking::off_worker;
+use godwit_migration::service::Hooks;
+use godwit_migration::{Attachment, Port, Service, error_chain, failpoint};
+use godwit_names::{ServiceName, VolumeName};
+use godwit_network::Subnet;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use crate::checkpoint::{Own, VERSION, scale_windows};
+use crate::convert;
+use crate::directory::known_networks;
+use crate::node::Node;
+use crate::pieces::{Incoming, PIECES, hand_on};
+use crate::services::{self, owned, reserve};
+use crate::staging::Staging;
+use crate::state::now_ms;
+use crate::status::{internal, invalid};
+
+fn failed(error: ArchiveError) -> Status {
+    match error {
+        ArchiveError::Io { .. } | ArchiveError::Read { .. } => internal(error),
+        _ => invalid(error),
+    }
+}
+
+/// Makes a service from what comes.
+pub(crate) async fn restore(
+    node: &Arc<Node>,
+    mut input: Streaming<RestoreInput>,
+) -> Result<api::Service, Status> {
+    let Some(RestoreInput { kind: Some(restore_input::Kind::Start(start)) }) = input.message().await? else {
+        return Err(Status::invalid_argument("the first message of a restore must say what to do"));
+    };
+    convert::ports(&start.publish)?;
+    let staging = Staging::new(&node.local().layout).map_err(internal)?;
+    let unpacked = receive(&mut input, staging.path()).await?;
+    let (mut service, archived) = described(&unpacked, &start)?;
+    let connections = images::connections(&unpacked.images()).map_err(invalid)?;
+    if connections > 0 && !start.tcp_established {
+        return Err(Status::failed_precondition(format!(
+            "the archive has {connections} established TCP connections; restore them with --tcp-established, if their peers still have them"
+        )));
+    }
+    let request = asked(
+        node,
+        &service,
+        &start,
+        archived.as_deref().filter(|_| connections > 0 || start.name.is_empty()),
+    )?;
+    let (network, addresses, _occupied) =
+        reserve(node, &service.name, &request, service.publish.clone()).await?;
+    (service.network, service.address) =
+        (network, addresses.first().copied().unwrap_or(Ipv4Addr::UNSPECIFIED));
+    service.more = addresses.get(1..).unwrap_or_default().to_vec();
+    service.epoch = node.state.next_epoch(&service.name).map_err(internal)?;
+
+    // Its layers are in no table before the service is.
+    let _hold = node.local().store.hold();
+    layers(node, &mut service, &start, unpacked.is_own()).await?;
+    convert::check_limits(&service)?;
+    let fresh = fresh_volumes(node, &service, start.ignore_volumes)?;
+    let making = Making {
+        node,
+        service: &service,
+        unpacked,
+        staging: &staging,
+        fresh,
+        ignore_volumes: start.ignore_volumes,
+    };
+    if let Err(error) = making.make().await {
+        making.undo().await;
+        return Err(error);
+    }
+    failpoint::point("restore.resumed").await;
+    staging.went_well();
+    node.state.put_service(&service).map_err(internal)?;
+    if let Err(error) = node.local().made(&service) {
+        // The state is read before the mark is believed.
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
+    }
+    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
+    node.watch(&service);
+    node.events.tell("service", "restored", &service.name, &service.address.to_string());
+    services::show(node, owned(node, &service.name)?).await
+}
+
+/// Unpacks what comes.
+async fn receive(input: &mut Streaming<RestoreInput>, staging: &Path) -> Result<Unpacked, Status> {
+    let into = staging.join("archive");
+    std::fs::create_dir(&into).map_err(internal)?;
+    let (pieces, incoming) = mpsc::channel(PIECES);
+    let unpacking = tokio::task::spawn_blocking(move || unpack(Incoming::new(incoming), &into));
+    let data = |message: RestoreInput| match message.kind {
+        Some(restore_input::Kind::Data(data)) => Some(data),
+        _ => None,
+    };
+    hand_on(input, pieces, data).await;
+    unpacking.await.map_err(internal)?.map_err(failed)
+}
+
+/// The service that an archive describes, on no network yet, and the addresses that it had.
+fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Option<Vec<Ipv4Addr>>), Status> {
+    let refused = |reason: &str| Status::invalid_argument(format!("the archive is refused: {reason}"));
+    let (mut service, addresses) = if unpacked.is_own() {
+        let own = unpacked.document(OWN).map_err(failed)?;
+        let own: Own = serde_json::from_slice(&own).map_err(|error| {
+            Status::invalid_argument(format!("{OWN} of the archive is not understood: {error}"))
+        })?;
+        if own.version != VERSION {
+            return Err(Status::failed_precondition(format!(
+                "the archive has version {} of godwit's part, and this godwit reads {VERSION}; install the one that made it",
+                own.version
+            )));
+        }
+        let service = own.service;
+        if service.kept.is_some()
+            || service.network.namespace().is_some()
+            || service.hooks.named().next().is_some()
+        {
+            return Err(refused("its service is one that no archive has"));
+        }
+        if service.mounts.iter().any(|mount| mount.bind().is_some()) {
+            return Err(refused("it wants a directory of this node"));
+        }
+        let addresses = service.addresses();
+        (service, Some(addresses))
+    } else {
+        (of_podman(theirs::read(unpacked).map_err(failed)?, start)?, None)
+    };
+    if service.command.is_empty() || !service.workdir.is_absolute() {
+        return Err(refused("its service has no command, or no working directory"));
+    }
+    service.confinement.check().map_err(invalid)?;
+    if !start.name.is_empty() {
+        service.name = convert::service_name(&start.name)?;
+    }
+    if !start.publish.is_empty() {
+        service.publish = convert::ports(&start.publish)?;
+    }
+    service.id = ulid::Ulid::new().to_string();
+    (service.created_ms, service.started_ms) = (now_ms(), now_ms());
+    Ok((service, addresses))
+}
+
+/// A container of Podman's.
+fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
+    let port = |port: &godwit_engine::foreign::Port| match (port.address.as_str(), port.protocol.as_str()) {
+        ("", "tcp" | "udp") => {
+            Ok(Port { host: port.node, container: port.container, udp: port.protocol == "udp" })
+        }
+        _ => Err(Status::failed_precondition(format!(
+            "the archive publishes port {} on one address alone, or for {}; name the ports to publish with -p",
+            port.node, port.protocol
+        ))),
+    };
+    let publish = match start.publish.is_empty() {
+        true => theirs.ports.iter().map(port).collect::<Result<_, _>>()?,
+        false => Vec::new(),
+    };
+    let wanted = if start.name.is_empty() { &theirs.name } else { &start.name };
+    let name: ServiceName = convert::service_name(wanted).map_err(|status| {
+        Status::invalid_argument(format!("{}; name the service with --name", status.message()))
+    })?;
+    Ok(Service {
+        id: String::new(),
+        epoch: 0,
+        name,
+        address: Ipv4Addr::UNSPECIFIED,
+        more: Vec::new(),
+        network: Attachment::Overlay,
+        hooks: Hooks::default(),
+        image: theirs.image,
+        layers: Vec::new(),
+        command: theirs.command,
+        env: theirs.env,
+        mounts: theirs.mounts,
+        memory_bytes: theirs.memory_bytes,
+        cpu_millis: theirs.cpu_millis,
+        publish,
+        hostname: theirs.hostname,
+        user: theirs.user,
+        workdir: theirs.workdir,
+        confinement: theirs.confinement,
+        restart: convert::restart(&theirs.restart)?,
+        remove: false,
+        kept: None,
+        labels: theirs.labels,
+        created_ms: 0,
+        started_ms: 0,
+    })
+}
+
+/// What `godwit run` would be asked to reserve for the service, with these addresses of its where it is to have them again.
+fn asked(
+    node: &Node,
+    service: &Service,
+    start: &RestoreStart,
+    archived: Option<&[Ipv4Addr]>,
+) -> Result<RunRequest, Status> {
+    let networks = match archived {
+        Some(addresses) if start.address.is_empty() => {
+            addresses.iter().map(|address| network_of(node, *address)).collect::<Result<_, _>>()?
+        }
+        _ => Vec::new(),
+    };
+    let volume = |name: &VolumeName| api::Mount {
+        kind: "volume".into(),
+        source: name.to_string(),
+        target: "/".into(),
+        ..api::Mount::default()
+    };
+    Ok(RunRequest {
+        name: service.name.to_string(),
+        address: start.address.clone(),
+        networks,
+        mounts: service.volumes().map(volume).collect(),
+        publish: convert::shown_ports(&service.publish),
+        ..RunRequest::default()
+    })
+}
+
+/// The network that an address is of, in the words of `godwit run --network`.
+fn network_of(node: &Node, address: Ipv4Addr) -> Result<String, Status> {
+    for network in known_networks(node).map_err(internal)? {
+        let subnet: Subnet = network.subnet.parse().map_err(internal)?;
+        if subnet.contains(address) {
+            return Ok(format!("{}:ip={address}", network.name));
+        }
+    }
+    Err(Status::failed_precondition(format!(
+        "the service of the archive had the address {address}, which no network of this cluster has; give it another with --ip"
+    )))
+}
+
+/// Finds its layers here, or imports them from the file that the user names.
+async fn layers(
+    node: &Arc<Node>,
+    service: &mut Service,
+    start: &RestoreStart,
+    is_own: bool,
+) -> Result<(), Status> {
+    let store = Arc::clone(&node.local().store);
+    if start.image.is_empty() {
+        if !is_own {
+            return Err(Status::failed_precondition(format!(
+                "the container of the archive was made from the image {0}, which Podman knows by that name; save it with `podman save --format oci-archive -o FILE {0}`, and restore with --image FILE",
+                service.image
+            )));
+        }
+        let digests: Result<Vec<Digest>, _> = service.layers.iter().map(|layer| layer.parse()).collect();
+        let digests = digests.map_err(invalid)?;
+        return match digests.iter().find(|digest| !store.has_layer(digest)) {
+            None if digests.is_empty() => {
+                Err(Status::invalid_argument("the archive is refused: it names no layer"))
+            }
+            None => Ok(()),
+            Some(lacking) => Err(Status::failed_precondition(format!(
+                "the service of the archive was made from {}, and this node does not have its layer {lacking}; give the image with --image PATH",
+                service.image
+            ))),
+        };
+    }
+    let path = PathBuf::from(&start.image);
+    if !path.is_absolute() {
+        return Err(Status::invalid_argument(format!("{} is not an absolute path", path.display())));
+    }
+    let imported = tokio::task::spawn_blocking(move || store.import_oci(&path)).await.map_err(internal)?;
+    let found: Vec<_> = imported.map_err(invalid)?.layers.iter().map(ToString::to_string).collect();
+    if is_own && found != service.layers {
+        return Err(Status::failed_precondition(format!(
+            "{} is another image than {}, from which the service of the archive was made: it has other layers",
+            start.image, service.image
+        )));
+    }
+    service.layers = found;
+    if is_own {
+        service.image.clone_from(&start.image);
+    }
+    Ok(())
+}
+
+/// The volumes that are to be made: all of them, unless those of this node are to be used.
+fn fresh_volumes(node: &Node, service: &Service, ignore_volumes: bool) -> Result<Vec<VolumeName>, Status> {
+    let mut fresh = Vec::new();
+    for name in service.volumes() {
+        match off_worker(|| node.local().volume(name)).map_err(internal)? {
+            None => fresh.push(name.clone()),
+            Some(_) if ignore_volumes => {}
+            Some(_) => {
+                return Err(Status::already_exists(format!(
+                    "volume {name} is on this node already; remove it (`godwit volume rm {name}`), or use it as it is with --ignore-volumes"
+                )));
+            }
+        }
+    }
+    Ok(fresh)
+}
+
+/// A service that is being restored.
+struct Making<'a> {
+    node: &'a Arc<Node>,
+    service: &'a Service,
+    unpacked: Unpacked,
+    staging: &'a Staging,
+    /// Volumes that are not here yet.
+    fresh: Vec<VolumeName>,
+    ignore_volumes: bool,
+}
+
+impl Making<'_> {
+    async fn make(&self) -> Result<(), Status> {
+        let (local, service) = (self.node.local(), self.service);
+        let config = local.config(service);
+        // What an earlier service has left under the name must not mix with it.
+        local.make_room(service).await.map_err(internal)?;
+        local.begin_making(service).map_err(internal)?;
+        local.make_directories(service, false).await.map_err(internal)?;
+        local.take_volumes(service, true).map_err(internal)?;
+        local.mount_root(service).map_err(internal)?;
+        if self.ignore_volumes {
+            local.fill_volumes(service).await.map_err(internal)?;
+        }
+        self.put_files().await?;
+        failpoint::point("restore.files").await;
+        let images = self.unpacked.images();
+        if !self.unpacked.is_own() {
+            off_worker(|| foreign::make_own(&self.unpacked)).map_err(failed)?;
+        }
+        scale_windows(&images).map_err(failed)?;
+        let stopped = images::stopped_processes(&images).map_err(invalid)?;
+        local.network.plug(service).await.map_err(internal)?;
+        let request = RestoreRequest {
+            config: config.clone(),
+            images,
+            work: self.staging.logs().to_owned(),
+            lazy_pages: false,
+        };
+        local.engine.restore_stopped(&request).await.map_err(internal)?;
+        // Its first answers find the port open.
+        local.network.open(service).await.map_err(internal)?;
+        local.engine.cont(&config, &stopped).await.map_err(internal)
+    }
+
+    /// Puts its changed files and volumes in their places.
+    async fn put_files(&self) -> Result<(), Status> {
+        let local = self.node.local();
+        let root = local.config(self.service).rootfs;
+        let unpacked = self.unpacked.directory().to_owned();
+        let volumes = files::volumes(&local.layout.service(&self.service.name));
+        let names: Vec<_> = match self.ignore_volumes {
+            true => Vec::new(),
+            false => self.service.volumes().map(ToString::to_string).collect(),
+        };
+        let put = tokio::task::spawn_blocking(move || {
+            changes::apply(&unpacked, &root)?;
+            names.iter().try_for_each(|name| {
+                let archive = unpacked.join(VOLUMES).join(format!("{name}.tar"));
+                changes::apply_tar(&archive, &volumes.join(name), &format!("volume {name}"))
+            })
+        });
+        put.await.map_err(internal)?.map_err(failed)
+    }
+
+    /// Removes what was made.
+    async fn undo(&self) {
+        let (local, service) = (self.node.local(), self.service);
+        let told = |error: &dyn std::error::Error| {
+            tracing::error!(service = %service.name, error = %error, "cannot remove a service that was half restored");
+        };
+        if let Err(error) = local.clear(service).await {
+            told(&error);
+            return;
+        }
+        for name in &self.fresh {
+            match off_worker(|| local.volume(name)) {
+                Ok(None) => {}
+                Ok(Some(_)) => {
+                    if let Err(error) = off_worker(|| local.remove_volume(name)) {
+                        told(&error);
+                    }
+                }
+                Err(error) => told(&error),
+            }
+        }
+    }
+}
