@@ -11,6 +11,7 @@
 mod brought;
 mod links;
 mod mounts;
+mod root;
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -22,6 +23,7 @@ use crate::images::{ImageError, ImageKind, rewrite};
 pub use brought::{Becomes, CONFINED, READ_ONLY, brought_mounts};
 pub use links::{Links, links};
 pub use mounts::external_mounts;
+pub use root::forget_root_mode;
 
 /// `file_entry` of a timerfd, whole.
 #[derive(Clone, PartialEq, Eq, Message)]

@@ -9,6 +9,8 @@
 //! | `/dev/shm` | nothing: a tmpfs | Podman's | a tmpfs |
 //! | `/run/.containerenv` | nothing | Podman's | |
 //! | `/sys/fs/cgroup` | nothing | what the node has | |
+//!
+//! The root directory has the image's mode under godwit, and 0555 under Podman: the images say none.
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
@@ -16,7 +18,7 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use godwit_criu::repair::{Becomes, CONFINED, READ_ONLY, brought_mounts};
+use godwit_criu::repair::{Becomes, CONFINED, READ_ONLY, brought_mounts, forget_root_mode};
 
 use super::ArchiveError;
 use super::unpack::Unpacked;
@@ -32,6 +34,7 @@ const MOST_SHM: u64 = 1 << 30;
 /// They are not what a dump writes.
 pub fn make_portable(images: &Path) -> Result<(), ArchiveError> {
     let empty = empty_archive().map_err(ArchiveError::io("write an empty archive"))?;
+    forget_root_mode(images)?;
     Ok(brought_mounts(images, |place, is_external| {
         (is_external && COVERED_DIRECTORIES.contains(&place)).then(|| Becomes::Tmpfs {
             source: "tmpfs".into(),
@@ -51,6 +54,7 @@ pub fn make_own(unpacked: &Unpacked) -> Result<(), ArchiveError> {
         true => compressed(&unpacked.path(super::DEV_SHM))?,
         false => empty_archive().map_err(ArchiveError::io("write an empty archive"))?,
     };
+    forget_root_mode(&unpacked.images())?;
     Ok(brought_mounts(&unpacked.images(), |place, is_external| match place {
         "/run/.containerenv" if is_external => Some(Becomes::Nothing),
         "/sys/fs/cgroup" => Some(Becomes::Nothing),

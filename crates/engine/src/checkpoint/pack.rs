@@ -159,6 +159,11 @@ impl<W: Write> Packer<W> {
     /// # Errors
     /// One cannot be read or written.
     pub fn directory(&mut self, name: &str, directory: &Path) -> io::Result<()> {
+        // checkpointctl looks for it.
+        let mut header = Self::header(0);
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_mode(0o700);
+        self.archive.append_data(&mut header, format!("{name}/"), io::empty())?;
         let entries: io::Result<Vec<_>> = fs::read_dir(directory)?.collect();
         let mut entries = entries?;
         entries.sort_by_key(fs::DirEntry::file_name);

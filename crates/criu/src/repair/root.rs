@@ -1,0 +1,126 @@
+//! The mode of a container's root directory, which each engine makes with its own: Podman's containers have 0555, whatever the
+//! image says. CRIU refuses to open a directory that has another mode than at the dump; without one in the images it does not look.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use crate::images::{FileEntry, ImageError, ImageKind, rewrite};
+
+/// The field of a `file_entry` that is its `reg_file_entry`.
+const REGULAR: u32 = 3;
+/// The field of a `reg_file_entry` that is the mode.
+const MODE: u32 = 10;
+/// Kind of file in `st_mode`, and that of a directory.
+const KIND: u32 = 0o17_0000;
+const DIRECTORY: u32 = 0o4_0000;
+
+/// Takes the mode of the root directory out of the images; whether it was there.
+///
+/// # Errors
+/// The images cannot be read, are damaged, or cannot be written.
+pub fn forget_root_mode(images: &Path) -> Result<bool, ImageError> {
+    let mut found = false;
+    rewrite(&images.join("files.img"), ImageKind::Files, |records| {
+        let mut changed = Vec::with_capacity(records.len());
+        for record in records {
+            let entry = FileEntry::decode(*record).map_err(|error| error.to_string())?;
+            let is_root = entry.regular.is_some_and(|file| {
+                matches!(&file.name[..], b"/" | b".")
+                    && file.mode.is_some_and(|mode| mode & KIND == DIRECTORY)
+            });
+            changed.push(match is_root {
+                true => Cow::Owned(without_mode(record).ok_or("a record of it is damaged")?),
+                false => Cow::Borrowed(*record),
+            });
+            found |= is_root;
+        }
+        Ok(found.then_some(changed))
+    })?;
+    Ok(found)
+}
+
+/// A record without the mode.
+fn without_mode(record: &[u8]) -> Option<Vec<u8>> {
+    let mut changed = Vec::with_capacity(record.len());
+    for (tag, field, content) in fields(record)? {
+        if tag != REGULAR {
+            changed.extend_from_slice(field);
+            continue;
+        }
+        let inner: Vec<u8> = fields(content)?
+            .iter()
+            .filter(|(tag, ..)| *tag != MODE)
+            .flat_map(|(_, field, _)| *field)
+            .copied()
+            .collect();
+        prost::encoding::encode_key(REGULAR, WireType::LengthDelimited, &mut changed);
+        prost::encoding::encode_varint(u64::try_from(inner.len()).ok()?, &mut changed);
+        changed.extend(inner);
+    }
+    Some(changed)
+}
+
+/// A field of a message (Protocol Buffers, encoding): its number, all of it, and what is in one that has a length.
+type Field<'a> = (u32, &'a [u8], &'a [u8]);
+
+/// The fields of a message.
+fn fields(mut message: &[u8]) -> Option<Vec<Field<'_>>> {
+    let mut found = Vec::new();
+    while !message.is_empty() {
+        let whole = message;
+        let (tag, kind) = decode_key(&mut message).ok()?;
+        let mut content = &[][..];
+        if kind == WireType::LengthDelimited {
+            let length = usize::try_from(decode_varint(&mut message).ok()?).ok()?;
+            (content, message) = message.split_at_checked(length)?;
+        } else {
+            skip_field(kind, tag, &mut message, DecodeContext::default()).ok()?;
+        }
+        found.push((tag, &whole[..whole.len() - message.len()], content));
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::images::{RegularFile, split};
+
+    #[test]
+    fn the_root_alone_loses_its_mode_and_nothing_else() {
+        let file = |id, name: &str, mode| FileEntry {
+            kind: 1,
+            id,
+            regular: Some(RegularFile { name: name.into(), mode: Some(mode) }),
+        };
+        let all = [file(1, "/", 0o4_0755), file(2, "/etc", 0o4_0755), file(3, "/", 0o10_0644)];
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("files.img");
+        let mut bytes = [0x5456_4319_u32, 0x5630_3138].map(u32::to_le_bytes).concat();
+        for entry in &all {
+            // Field 40, which is not known here.
+            let record = [&entry.encode_to_vec()[..], &[0xc0, 2, 7]].concat();
+            bytes.extend(u32::try_from(record.len()).unwrap().to_le_bytes());
+            bytes.extend(record);
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(forget_root_mode(directory.path()).unwrap());
+        let changed = std::fs::read(&path).unwrap();
+        let (_, records) = split(&changed, ImageKind::Files).unwrap();
+        assert!(records.iter().all(|record| record.ends_with(&[0xc0, 2, 7])));
+        let read: Vec<_> = records.iter().map(|record| FileEntry::decode(*record).unwrap()).collect();
+        assert_eq!(read[0].regular.as_ref().unwrap().mode, None);
+        assert_eq!(read[1..], all[1..]);
+        assert!(!forget_root_mode(directory.path()).unwrap());
+    }
+
+    #[test]
+    fn a_record_that_is_cut_off_is_not_taken_apart() {
+        assert_eq!(fields(&[0x1a, 9, 1]), None);
+        assert_eq!(fields(&[0x08]), None);
+    }
+}
