@@ -15,14 +15,41 @@ enum Input<'a> {
 
 #[derive(Debug, Arbitrary)]
 enum RawSection<'a> {
-    Any { kind: u8, value: u32, address: u64, length: Option<u64>, contents: &'a [u8] },
+    Any {
+        kind: u8,
+        value: u32,
+        address: u64,
+        length: Option<u64>,
+        contents: &'a [u8],
+    },
     /// Memory where a program may have some.
-    Placed { region: u8, offset: u32, contents: &'a [u8] },
-    Mapping { mmap: bool, page: u8, pages: u8, protection: u8 },
+    Placed {
+        region: u8,
+        offset: u32,
+        contents: &'a [u8],
+    },
+    Mapping {
+        mmap: bool,
+        page: u8,
+        pages: u8,
+        protection: u8,
+    },
     /// A slot with a sound control block, but for what is added to its pointers, and for its state.
-    Thread { slot: u8, state: u8, data_stack: u32, continuation: u32 },
+    Thread {
+        slot: u8,
+        state: u8,
+        data_stack: u32,
+        continuation: u32,
+    },
     /// An open descriptor, as the runtime writes them.
-    Descriptor { number: u8, kind: u8, bits: u8, shares: u8, offset: u64, path: &'a [u8] },
+    Descriptor {
+        number: u8,
+        kind: u8,
+        bits: u8,
+        shares: u8,
+        offset: u64,
+        path: &'a [u8],
+    },
 }
 
 impl RawSection<'_> {

@@ -45,7 +45,11 @@ fuzz_target!(|input: Input<'_>| {
         // Refused or not, it may have made a part.
         let _ = small_tar::extract(&mut &stream[..], &place);
         fs::remove_dir_all(&place).expect("that it can be removed");
-        assert_eq!(fs::read_dir(scratch.inside()).expect("the scratch").count(), 0, "something came beside it");
+        assert_eq!(
+            fs::read_dir(scratch.inside()).expect("the scratch").count(),
+            0,
+            "something came beside it"
+        );
         scratch.assert_outside_untouched();
     });
 });

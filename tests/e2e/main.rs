@@ -9,6 +9,7 @@ mod backends;
 mod bench;
 mod capture;
 mod check;
+mod checkpoint;
 mod confinement;
 mod connections;
 mod demo;

@@ -38,6 +38,10 @@ pub const STARTED: &str = "service.started";
 /// Where an engine has made the container of a new service, and not started it.
 pub const MADE: &str = "service.made";
 
+/// Where a checkpoint and a restore can be held: frozen, dumped, kept by the user, and with its files in their places.
+pub const CHECKPOINTS: [&str; 4] =
+    ["checkpoint.frozen", "checkpoint.dumped", "checkpoint.kept", "restore.files"];
+
 /// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
 pub fn inject(config: &mut LabConfig, point: &str) {
     let environment = &mut config.programs.serve_environment;
@@ -73,7 +77,8 @@ impl Points {
     }
 
     fn file(&self, point: &str, what: &str) -> PathBuf {
-        assert!(POINTS.contains(&point) || [MADE, STARTED].contains(&point), "{point}");
+        let known = [&POINTS[..], &CHECKPOINTS, &[MADE, STARTED]].concat();
+        assert!(known.contains(&point), "{point}");
         self.directory.path().join(format!("{point}.{what}"))
     }
 

@@ -24,6 +24,9 @@ runtime = \"runc\"
 [engine.runtimes]
 ";
 
+/// The directory of the CRIU that Podman and runc are to find.
+const CRIU: &str = "/usr/local/lib/godwit/bin";
+
 /// The Podmans of a lab.
 #[derive(Debug)]
 pub struct Podmans {
@@ -47,6 +50,7 @@ impl Podmans {
         let begin = format!("#!/bin/sh\nset -e\nnode=$(ip netns identify)\nnode={own_text}/${{node##*-}}\n");
         let podman = format!(
             "{begin}mkdir -p $node\nexport CONTAINERS_CONF=${{CONTAINERS_CONF:-{own_text}/containers.conf}}\n\
+             export PATH={CRIU}:$PATH\n\
              exec podman --root $node/root --runroot $node/run --tmpdir $node/tmp \"$@\"\n",
         );
         let runc = format!("{begin}exec runc --root $node/runc \"$@\"\n");

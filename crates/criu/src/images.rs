@@ -16,6 +16,7 @@ mod credentials;
 mod devices;
 mod doubt;
 mod memory;
+mod network;
 mod plain;
 mod rights;
 mod system_calls;
@@ -35,6 +36,7 @@ pub use memory::{
     Area, LazyAreas, PageRun, Pagemap, RestoredPages, areas, lazy_areas, page_size, pagemap, restored_pages,
     wiped_areas,
 };
+pub use network::bring_network;
 pub use plain::{LazyPages, bring, make_plain};
 pub use rights::{Allowed, excess};
 pub use system_calls::{Refused, RefusedOf};

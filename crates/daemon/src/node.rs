@@ -87,7 +87,7 @@ struct Transient {
     /// How many there have been.
     watched: u64,
     /// Names of services that are being ended for a user.
-    ending: HashSet<ServiceName>,
+    ending: HashMap<ServiceName, &'static str>,
     /// Services that are being started again, by id: their state says already that they run.
     starting: HashSet<String>,
     /// Services of which a task follows what their engine does, by id.

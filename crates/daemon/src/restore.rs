@@ -342,9 +342,7 @@ impl Making<'_> {
         self.put_files().await?;
         failpoint::point("restore.files").await;
         let images = self.unpacked.images();
-        if !self.unpacked.is_own() {
-            off_worker(|| foreign::make_own(&self.unpacked)).map_err(failed)?;
-        }
+        off_worker(|| foreign::make_own(&self.unpacked)).map_err(failed)?;
         scale_windows(&images).map_err(failed)?;
         let stopped = images::stopped_processes(&images).map_err(invalid)?;
         local.network.plug(service).await.map_err(internal)?;

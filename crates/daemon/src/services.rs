@@ -489,7 +489,7 @@ pub(crate) async fn end(node: &Arc<Node>, service: &Service, timeout: Duration) 
 pub(crate) async fn kill_frozen(node: &Arc<Node>, service: &Service) -> Result<(), Status> {
     let engine = &node.local().engine;
     let config = node.local().config(service);
-    let _ending = node.ending(&service.name);
+    let _ending = node.ending_because(&service.name, "stopped by `godwit checkpoint`");
     let noted = node.noted(&service.name);
     // The first that it does once it is thawed is to end.
     engine.signal(&config, libc::SIGKILL).await.map_err(internal)?;

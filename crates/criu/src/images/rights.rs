@@ -82,19 +82,19 @@ struct CoreRights {
 
 /// `task_kobj_ids_entry`, the namespaces of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-struct Ids {
+pub(super) struct Ids {
     #[prost(uint32, optional, tag = "5")]
-    pid: Option<u32>,
+    pub(super) pid: Option<u32>,
     #[prost(uint32, optional, tag = "6")]
-    net: Option<u32>,
+    pub(super) net: Option<u32>,
     #[prost(uint32, optional, tag = "7")]
-    ipc: Option<u32>,
+    pub(super) ipc: Option<u32>,
     #[prost(uint32, optional, tag = "8")]
-    uts: Option<u32>,
+    pub(super) uts: Option<u32>,
     #[prost(uint32, optional, tag = "9")]
-    mnt: Option<u32>,
+    pub(super) mnt: Option<u32>,
     #[prost(uint32, optional, tag = "10")]
-    user: Option<u32>,
+    pub(super) user: Option<u32>,
 }
 
 /// `inventory_entry`, as far as it tells of the node's own namespaces.

@@ -142,7 +142,12 @@ impl Node {
 
     /// A user ends a service, until what is returned is dropped: meanwhile its policy does not start it again.
     pub(crate) fn ending(self: &Arc<Self>, name: &ServiceName) -> Ending {
-        self.transient().ending.insert(name.clone());
+        self.ending_because(name, STOPPED)
+    }
+
+    /// The same for this reason.
+    pub(crate) fn ending_because(self: &Arc<Self>, name: &ServiceName, reason: &'static str) -> Ending {
+        self.transient().ending.insert(name.clone(), reason);
         Ending { node: Arc::clone(self), name: name.clone() }
     }
 
@@ -207,8 +212,8 @@ impl Node {
     /// Records the end of a service that has run for so long, tells it, and plans its next start where its policy wants
     /// one.
     pub(crate) async fn ended(self: &Arc<Self>, service: &Service, code: i32, reason: &str, ran: Duration) {
-        let for_user = self.transient().ending.contains(&service.name);
-        let reason = if for_user { STOPPED } else { reason };
+        let for_user = self.transient().ending.get(&service.name).copied();
+        let (reason, for_user) = (for_user.unwrap_or(reason), for_user.is_some());
         if let Err(error) = self.state.set_exit(service, code, reason) {
             tracing::error!(service = %service.name, error = %error_chain(&error), "cannot record its exit status");
         }

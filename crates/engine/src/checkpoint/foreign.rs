@@ -10,7 +10,7 @@
 //! | `/run/.containerenv` | nothing | Podman's | |
 //! | `/sys/fs/cgroup` | nothing | what the node has | |
 //!
-//! The root directory has the image's mode under godwit, and 0555 under Podman: the images say none.
+//! godwit brings the network namespace, too, also where Podman brought none (`--network none`). The root directory has the image's mode under godwit, and 0555 under Podman: the images say none.
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
@@ -18,11 +18,13 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use godwit_criu::images::bring_network;
 use godwit_criu::repair::{Becomes, CONFINED, READ_ONLY, brought_mounts, forget_root_mode};
 
 use super::ArchiveError;
 use super::unpack::Unpacked;
 use crate::container::DEV_BYTES;
+use crate::runc::NETWORK_KEY;
 use crate::runc::spec::COVERED_DIRECTORIES;
 
 /// Largest `/dev/shm` that is taken over: it lies in memory twice for a moment.
@@ -45,11 +47,15 @@ pub fn make_portable(images: &Path) -> Result<(), ArchiveError> {
     })?)
 }
 
-/// Makes the images of a container of Podman's fit for godwit.
+/// Makes the images of an archive, whoever made it, fit for godwit.
 ///
 /// # Errors
 /// They are not what a dump writes, or `/dev/shm` has too much.
 pub fn make_own(unpacked: &Unpacked) -> Result<(), ArchiveError> {
+    bring_network(&unpacked.images(), NETWORK_KEY)?;
+    if unpacked.is_own() {
+        return Ok(());
+    }
     let shm = match unpacked.has(super::DEV_SHM) {
         true => compressed(&unpacked.path(super::DEV_SHM))?,
         false => empty_archive().map_err(ArchiveError::io("write an empty archive"))?,
