@@ -264,7 +264,7 @@ fn a_service_goes_on_whatever_happens_to_its_checkpoint() {
     let cache = Cache::up("cp-faults", |config| points = Some(Points::among(config, &CHECKPOINTS)));
     let points = points.unwrap();
     let (bed, file) = (&cache.bed, cache.file());
-    drop(cache.run(&[]));
+    drop(cache.run(&["-v", "data:/data"]));
     cache.checkpoint(&["-R"]);
     for point in ["checkpoint.frozen", "checkpoint.dumped", "checkpoint.kept"] {
         // The daemon dies.
@@ -293,8 +293,24 @@ fn a_service_goes_on_whatever_happens_to_its_checkpoint() {
     cache.has_all(ADDRESS);
     wait_for("the checkpoint to end", || (cache.under_way("a") == 0).then_some(()));
     assert_eq!(cache.state("a", NAME), "running");
+    assert_eq!(left(&cache.file), 0);
     cache.checkpoint(&[]);
-    assert_eq!(cache.state("a", NAME), "stopped");
+    let shown: Value = bed.json("a", &["inspect", NAME]);
+    assert_eq!(
+        (&shown["state"], &shown["reason"]),
+        (&"stopped".into(), &"stopped by `godwit checkpoint`".into())
+    );
+    // A restore is cut off: nothing is left of it.
+    bed.done("a", &["rm", NAME]);
+    bed.done("a", &["volume", "rm", "data"]);
+    points.hold("restore.files");
+    let mut restore = bed.command("a", &["restore", file]).spawn().unwrap();
+    points.reached("restore.files");
+    bed.lab().stop_node("a").unwrap();
+    assert!(!restore.wait().unwrap().success());
+    points.let_go("restore.files");
+    bed.lab().start_node("a").unwrap();
+    cache.has_nothing();
 }
 
 /// Files of a checkpoint that did not come to its end.

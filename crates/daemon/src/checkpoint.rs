@@ -37,7 +37,7 @@ use tonic::{Status, Streaming};
 
 use crate::convert;
 use crate::node::Node;
-use crate::pieces::{Outgoing, PATIENCE, PIECE, PIECES};
+use crate::pieces::{Outgoing, PIECE, PIECES};
 use crate::services::{self, occupied, owned};
 use crate::staging::Staging;
 use crate::state::Owned;
@@ -45,6 +45,9 @@ use crate::status::internal;
 
 /// Longest dump: what CRIU needs for some 100 GiB on a slow disk. One that hangs must not freeze the service for good.
 const DUMP_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long the user may take to get the archive to the disk, once all of it has been sent.
+const KEEPING_LIMIT: Duration = Duration::from_secs(600);
 
 /// The version of [`Own`] that is written.
 pub(crate) const VERSION: u32 = 1;
@@ -152,7 +155,7 @@ impl Making {
             if self.start.leave_running {
                 return Ok(());
             }
-            match tokio::time::timeout(PATIENCE, input.message()).await {
+            match tokio::time::timeout(KEEPING_LIMIT, input.message()).await {
                 Ok(Ok(Some(CheckpointInput { kind: Some(input::Kind::Kept(CheckpointKept {})) }))) => Ok(()),
                 _ => Err(Status::cancelled("nobody said that the archive is kept: the service goes on")),
             }
@@ -163,6 +166,7 @@ impl Making {
         };
         if self.start.leave_running {
             self.staging.went_well();
+            self.node.events.tell("service", "checkpointed", &self.service.name, "it runs on");
             return taken;
         }
         let ended = match taken {
@@ -310,6 +314,10 @@ impl Making {
     async fn go_on(&self) {
         let local = self.node.local();
         let config = local.config(&self.service);
+        // Before anything reaches its sockets. It is not kept frozen for that.
+        if let Err(error) = local.engine.recover(&config).await {
+            tracing::error!(service = %self.service.name, error = %error_chain(&error), "connections of the service may be broken");
+        }
         let went_on = async {
             if self.is_silent() {
                 local.network.open(&self.service).await?;

@@ -16,7 +16,7 @@ use godwit_engine::checkpoint::theirs::{self, Theirs};
 use godwit_engine::checkpoint::unpack::{Unpacked, unpack};
 use godwit_engine::checkpoint::{ArchiveError, OWN, VOLUMES, changes, foreign};
 use godwit_engine::image::Digest;
-use godwit_engine::{RestoreRequest, files};
+use godwit_engine::{Mount, MountKind, RestoreRequest, files};
 use godwit_migration::blocking::off_worker;
 use godwit_migration::service::Hooks;
 use godwit_migration::{Attachment, Port, Service, error_chain, failpoint};
@@ -34,6 +34,9 @@ use crate::services::{self, owned, reserve};
 use crate::staging::Staging;
 use crate::state::now_ms;
 use crate::status::{internal, invalid};
+
+/// Longest host name (`HOST_NAME_MAX`).
+const LONGEST_HOSTNAME: usize = 64;
 
 fn failed(error: ArchiveError) -> Status {
     match error {
@@ -146,10 +149,7 @@ fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Opti
     } else {
         (of_podman(theirs::read(unpacked).map_err(failed)?, start)?, None)
     };
-    if service.command.is_empty() || !service.workdir.is_absolute() {
-        return Err(refused("its service has no command, or no working directory"));
-    }
-    service.confinement.check().map_err(invalid)?;
+    check(&service)?;
     if !start.name.is_empty() {
         service.name = convert::service_name(&start.name)?;
     }
@@ -159,6 +159,45 @@ fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Opti
     service.id = ulid::Ulid::new().to_string();
     (service.created_ms, service.started_ms) = (now_ms(), now_ms());
     Ok((service, addresses))
+}
+
+/// Refuses what `godwit run` would refuse.
+fn check(service: &Service) -> Result<(), Status> {
+    let refused = |reason: &str| Err(Status::invalid_argument(format!("the archive is refused: {reason}")));
+    if service.command.is_empty() || !service.workdir.is_absolute() {
+        return refused("its service has no command, or no working directory");
+    }
+    let texts = service.command.iter().chain(&service.env).chain(&service.labels);
+    if texts.chain([&service.hostname]).any(|text| text.contains('\0')) {
+        return refused("a text of its service has a NUL byte");
+    }
+    if service.env.iter().chain(&service.labels).any(|pair| !pair.contains('=')) {
+        return refused("its service has something else in its environment or labels than NAME=VALUE");
+    }
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    if service.hostname.len() > LONGEST_HOSTNAME || !service.hostname.bytes().all(known) {
+        return refused("its service has a host name that is none");
+    }
+    convert::ports(&convert::shown_ports(&service.publish))?;
+    convert::mounts(&service.mounts.iter().map(as_asked).collect::<Vec<_>>())?;
+    service.confinement.check().map_err(invalid)
+}
+
+/// A mount in the words of `godwit run`.
+fn as_asked(mount: &Mount) -> api::Mount {
+    let (kind, source, size_bytes) = match &mount.kind {
+        MountKind::Volume { name } => ("volume", name.to_string(), 0),
+        MountKind::Tmpfs { size_bytes } => ("tmpfs", String::new(), *size_bytes),
+        MountKind::Bind { source, .. } => ("bind", source.to_string_lossy().into_owned(), 0),
+    };
+    api::Mount {
+        kind: kind.into(),
+        source,
+        target: mount.target.to_string_lossy().into_owned(),
+        read_only: mount.read_only,
+        size_bytes,
+        ..api::Mount::default()
+    }
 }
 
 /// A container of Podman's.
@@ -222,17 +261,11 @@ fn asked(
         }
         _ => Vec::new(),
     };
-    let volume = |name: &VolumeName| api::Mount {
-        kind: "volume".into(),
-        source: name.to_string(),
-        target: "/".into(),
-        ..api::Mount::default()
-    };
     Ok(RunRequest {
         name: service.name.to_string(),
         address: start.address.clone(),
         networks,
-        mounts: service.volumes().map(volume).collect(),
+        mounts: service.mounts.iter().filter(|mount| mount.volume().is_some()).map(as_asked).collect(),
         publish: convert::shown_ports(&service.publish),
         ..RunRequest::default()
     })
@@ -334,7 +367,11 @@ impl Making<'_> {
         local.make_room(service).await.map_err(internal)?;
         local.begin_making(service).map_err(internal)?;
         local.make_directories(service, false).await.map_err(internal)?;
-        local.take_volumes(service, true).map_err(internal)?;
+        if !self.ignore_volumes {
+            // They go if this does not come to its end.
+            off_worker(|| local.mark_volumes(service)).map_err(internal)?;
+        }
+        off_worker(|| local.take_volumes(service, true)).map_err(internal)?;
         local.mount_root(service).map_err(internal)?;
         if self.ignore_volumes {
             local.fill_volumes(service).await.map_err(internal)?;
@@ -355,7 +392,8 @@ impl Making<'_> {
         local.engine.restore_stopped(&request).await.map_err(internal)?;
         // Its first answers find the port open.
         local.network.open(service).await.map_err(internal)?;
-        local.engine.cont(&config, &stopped).await.map_err(internal)
+        local.engine.cont(&config, &stopped).await.map_err(internal)?;
+        off_worker(|| local.unmark_volumes(service)).map_err(internal)
     }
 
     /// Puts its changed files and volumes in their places.

@@ -189,7 +189,7 @@ impl NodeResources {
     }
 
     /// From here on what is here of the service's volumes is a copy of what is on another node.
-    pub(crate) fn mark_volumes(&self, service: &Service) -> Result<(), LocalError> {
+    pub fn mark_volumes(&self, service: &Service) -> Result<(), LocalError> {
         let directory = self.layout.service(&service.name);
         if service.volumes().next().is_none()
             || !Incarnation::read(&directory)?.is_some_and(|here| here.is_up_to(service))
@@ -202,7 +202,7 @@ impl NodeResources {
     }
 
     /// The service is this node's, and its volumes are.
-    pub(crate) fn unmark_volumes(&self, service: &Service) -> Result<(), LocalError> {
+    pub fn unmark_volumes(&self, service: &Service) -> Result<(), LocalError> {
         let directory = self.layout.service(&service.name);
         let path = directory.join(COPY);
         match fs::remove_file(&path) {

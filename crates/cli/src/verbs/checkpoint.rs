@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,6 +13,8 @@ use godwit_api::v1::{
     CheckpointInput, CheckpointKept, CheckpointStart, CheckpointWhole, checkpoint_input as input,
     checkpoint_output as output,
 };
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -108,10 +111,12 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file that gets its name once it is whole and on the disk; until then, and after a failure, what had the name stays.
+/// A file that gets its name once it is whole and on the disk; until then, and after a failure, what had the name stays. It has
+/// no name before, so that nothing is left of it whatever happens; where the filesystem has no such files, another one.
 struct NewFile {
     file: File,
-    path: PathBuf,
+    /// The other name, if it has that now.
+    other: Option<PathBuf>,
     bytes: u64,
 }
 
@@ -122,40 +127,65 @@ impl NewFile {
             Ok(found) if !found.is_file() => bail!("{} is there, and is no plain file", path.display()),
             _ => {}
         }
-        let Some(name) = path.file_name() else { bail!("{} is no name of a file", path.display()) };
-        let mut own = name.to_os_string();
-        own.push(format!(".{}.part", std::process::id()));
-        let own = path.with_file_name(own);
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&own);
-        let file = made.with_context(|| format!("cannot make {}", own.display()))?;
-        Ok(Self { file, path: own, bytes: 0 })
+        if path.file_name().is_none() {
+            bail!("{} is no name of a file", path.display());
+        }
+        let (flags, mode) = (OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
+        let failed = || format!("cannot make a file in {}", directory(path).display());
+        match rustix::fs::open(directory(path), flags, mode) {
+            Ok(file) => Ok(Self { file: file.into(), other: None, bytes: 0 }),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let other = other_name(path);
+                let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&other);
+                Ok(Self { file: made.with_context(failed)?, other: Some(other), bytes: 0 })
+            }
+            Err(error) => Err(error).with_context(failed),
+        }
     }
 
     fn write(&mut self, data: &[u8]) -> anyhow::Result<()> {
-        self.file.write_all(data).with_context(|| format!("cannot write {}", self.path.display()))?;
+        self.file.write_all(data).context("cannot write the file")?;
         self.bytes += data.len() as u64;
         Ok(())
     }
 
     /// Gives it its name.
     fn keep(&mut self, path: &Path) -> anyhow::Result<()> {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let kept = self
-            .file
-            .sync_all()
-            .and_then(|()| std::fs::rename(&self.path, path))
-            .and_then(|()| File::open(parent)?.sync_all());
+        let mut kept = || {
+            self.file.sync_all()?;
+            if self.other.is_none() {
+                // rename(2) replaces what has the name, and linkat(2) does not.
+                let (own, other) = (format!("/proc/self/fd/{}", self.file.as_raw_fd()), other_name(path));
+                rustix::fs::linkat(CWD, own, CWD, &other, AtFlags::SYMLINK_FOLLOW)?;
+                self.other = Some(other);
+            }
+            if let Some(other) = &self.other {
+                std::fs::rename(other, path)?;
+            }
+            self.other = None;
+            File::open(directory(path))?.sync_all()
+        };
+        let kept: io::Result<()> = kept();
         kept.with_context(|| format!("cannot put {} in its place", path.display()))
     }
 }
 
+/// The directory of a file.
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A name beside that of a file.
+fn other_name(path: &Path) -> PathBuf {
+    let mut other = path.file_name().unwrap_or_default().to_os_string();
+    other.push(format!(".{}.part", std::process::id()));
+    path.with_file_name(other)
+}
+
 impl Drop for NewFile {
     fn drop(&mut self) {
-        match std::fs::remove_file(&self.path) {
-            // It has its name.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => out::note(&format!("{} is left: {error}", self.path.display())),
-            Ok(()) => {}
+        if let Some(Err(error)) = self.other.as_ref().map(std::fs::remove_file) {
+            out::note(&format!("a part of the file is left: {error}"));
         }
     }
 }

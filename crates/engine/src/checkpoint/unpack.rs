@@ -22,8 +22,10 @@ use crate::image::archive::{Member, MemberKind, Reader, Stream, TarFault};
 const MOST_MEMBERS: usize = 1 << 20;
 /// Longest name.
 const LONGEST_NAME: usize = 1024;
-/// Largest document: those of Podman have some tens of thousands of bytes, a list of removed files some megabytes.
-const DOCUMENT: u64 = 64 << 20;
+/// Largest document: those of Podman have some tens of thousands of bytes.
+const DOCUMENT: u64 = 4 << 20;
+/// Largest list of removed files or of digests, which have a line for each.
+const LIST: u64 = 64 << 20;
 /// Most bytes behind the end of the archive: tar(1) fills the last 10 KiB.
 const BEHIND: u64 = 1 << 20;
 /// Bytes that are copied at a time.
@@ -182,7 +184,8 @@ impl<R: Read> Unpacking<'_, R> {
             _ => return Err(ArchiveError::Refused(format!("{name} in it is no plain file"))),
         }
         let is_document = DOCUMENTS.contains(&name.as_str());
-        if is_document && member.stored > DOCUMENT {
+        let most = if [SUMS, DELETED].contains(&name.as_str()) { LIST } else { DOCUMENT };
+        if is_document && member.stored > most {
             return Err(ArchiveError::Refused(format!("{name} in it has {} bytes", member.stored)));
         }
         if self.sums.contains_key(&name) {
