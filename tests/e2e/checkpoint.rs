@@ -120,6 +120,10 @@ fn a_service_ends_in_its_file_and_goes_on_from_it() {
     );
     bed.done("a", &["volume", "rm", "data"]);
     refused(&bed.godwit("b", &["restore", file]), &["does not have its layer sha256:", "--image PATH"]);
+    let other = bed.scratch().join("other");
+    fs::create_dir_all(other.join("x")).unwrap();
+    let other = ["restore", file, "--rootfs", other.to_str().unwrap()];
+    refused(&bed.godwit("b", &other), &["is another image than", "other layers"]);
     assert_eq!(bed.done("a", &["restore", file]), "cache\n");
     cache.has_all(ADDRESS);
     let files = ["exec", NAME, "cat", "/changed", "/data/changed"];
@@ -311,6 +315,10 @@ fn a_service_goes_on_whatever_happens_to_its_checkpoint() {
     points.let_go("restore.files");
     bed.lab().start_node("a").unwrap();
     cache.has_nothing();
+    // Where disks are full, a daemon that starts removes what no service uses.
+    let rootfs = cache.preset.rootfs.to_str().unwrap();
+    bed.done("a", &["restore", file, "--rootfs", rootfs]);
+    cache.has_all(ADDRESS);
 }
 
 /// Files of a checkpoint that did not come to its end.

@@ -292,7 +292,8 @@ async fn layers(
     is_own: bool,
 ) -> Result<(), Status> {
     let store = Arc::clone(&node.local().store);
-    if start.image.is_empty() {
+    let from = [&start.image, &start.rootfs].into_iter().find(|path| !path.is_empty());
+    let Some(from) = from.cloned() else {
         if !is_own {
             return Err(Status::failed_precondition(format!(
                 "the container of the archive was made from the image {0}, which Podman knows by that name; save it with `podman save --format oci-archive -o FILE {0}`, and restore with --image FILE",
@@ -307,26 +308,29 @@ async fn layers(
             }
             None => Ok(()),
             Some(lacking) => Err(Status::failed_precondition(format!(
-                "the service of the archive was made from {}, and this node does not have its layer {lacking}; give the image with --image PATH",
+                "the service of the archive was made from {}, and this node does not have its layer {lacking}; give the image with --image PATH, or the directory with --rootfs DIR",
                 service.image
             ))),
         };
-    }
-    let path = PathBuf::from(&start.image);
+    };
+    let (path, is_rootfs) = (PathBuf::from(&from), start.image.is_empty());
     if !path.is_absolute() {
         return Err(Status::invalid_argument(format!("{} is not an absolute path", path.display())));
     }
-    let imported = tokio::task::spawn_blocking(move || store.import_oci(&path)).await.map_err(internal)?;
-    let found: Vec<_> = imported.map_err(invalid)?.layers.iter().map(ToString::to_string).collect();
+    let imported = tokio::task::spawn_blocking(move || {
+        if is_rootfs { store.import_rootfs(&path) } else { store.import_oci(&path) }
+    });
+    let imported = imported.await.map_err(internal)?.map_err(invalid)?;
+    let found: Vec<_> = imported.layers.iter().map(ToString::to_string).collect();
     if is_own && found != service.layers {
         return Err(Status::failed_precondition(format!(
-            "{} is another image than {}, from which the service of the archive was made: it has other layers",
-            start.image, service.image
+            "{from} is another image than {}, from which the service of the archive was made: it has other layers",
+            service.image
         )));
     }
     service.layers = found;
     if is_own {
-        service.image.clone_from(&start.image);
+        service.image = from;
     }
     Ok(())
 }

@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// OCI archive or image layout with the image that the service was made from [default: the image is on this node]
     #[arg(long, value_name = "PATH", value_parser = values::image)]
     image: Option<String>,
+    /// Directory that its root filesystem was taken from (`godwit run --rootfs`), unchanged
+    #[arg(long, value_name = "DIR", value_parser = values::absolute_text, conflicts_with = "image")]
+    rootfs: Option<String>,
     /// Restore established TCP connections, whose peers must still have them
     #[arg(long)]
     tcp_established: bool,
@@ -64,6 +67,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         tcp_established: args.tcp_established,
         image: args.image.unwrap_or_default(),
         ignore_volumes: args.ignore_volumes,
+        rootfs: args.rootfs.unwrap_or_default(),
     };
     messages.send(RestoreInput { kind: Some(Kind::Start(start)) }).await?;
     let reading = tokio::task::spawn_blocking(move || {
