@@ -195,6 +195,8 @@ fn podman_continues_what_godwit_has_written() {
     assert_ne!(podmans.call(bed, "b", &["exec", NAME, "/bin/true"]).status.code(), Some(0));
     // In the network namespace that Podman has made for it.
     let pid = inspected[0]["State"]["Pid"].to_string();
+    let cgroups = fs::read_to_string(Path::new("/proc").join(&pid).join("cgroup")).unwrap();
+    assert!(cgroups.contains("libpod-") && !cgroups.contains("godwit"), "{cgroups}");
     let mut asked = std::process::Command::new("nsenter");
     asked.args(["--net", "--target", &pid, "bash", "-c"]);
     asked.arg("exec 3<>/dev/tcp/127.0.0.1/6379; echo DBSIZE >&3; read -r line <&3; echo $line");

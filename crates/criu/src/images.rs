@@ -10,6 +10,7 @@
 //! that are not named here are passed over. What is read may come from another node, so lengths
 //! are checked before anything is allocated.
 
+mod cgroup;
 mod connected;
 mod connection;
 mod credentials;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
+pub use cgroup::stay_in_cgroup;
 pub use connected::connections;
 pub use connection::scale_windows;
 pub use devices::{Device, archives};

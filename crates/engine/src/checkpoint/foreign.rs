@@ -10,7 +10,7 @@
 //! | `/run/.containerenv` | nothing | Podman's | |
 //! | `/sys/fs/cgroup` | nothing | what the node has | |
 //!
-//! godwit brings the network namespace, too, also where Podman brought none (`--network none`). The root directory has the image's mode under godwit, and 0555 under Podman: the images say none.
+//! Whoever restores makes the cgroup: of that in which the container was nothing is said. godwit brings the network namespace, too, also where Podman brought none (`--network none`). The root directory has the image's mode under godwit, and 0555 under Podman: the images say none.
 
 use std::fs::File;
 use std::io::{self, Read, Write as _};
@@ -18,7 +18,7 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use godwit_criu::images::bring_network;
+use godwit_criu::images::{bring_network, stay_in_cgroup};
 use godwit_criu::repair::{Becomes, CONFINED, READ_ONLY, brought_mounts, forget_root_mode};
 
 use super::ArchiveError;
@@ -37,6 +37,7 @@ const MOST_SHM: u64 = 1 << 30;
 pub fn make_portable(images: &Path) -> Result<(), ArchiveError> {
     let empty = empty_archive().map_err(ArchiveError::io("write an empty archive"))?;
     forget_root_mode(images)?;
+    stay_in_cgroup(images)?;
     Ok(brought_mounts(images, |place, is_external| {
         (is_external && COVERED_DIRECTORIES.contains(&place)).then(|| Becomes::Tmpfs {
             source: "tmpfs".into(),
