@@ -26,6 +26,8 @@ const LONGEST_NAME: usize = 1024;
 const DOCUMENT: u64 = 4 << 20;
 /// Largest list of removed files or of digests, which have a line for each.
 const LIST: u64 = 64 << 20;
+/// Most bytes of members that are passed over, such as Podman's log: a few of a compressed one can stand for any number.
+const PASSED_OVER: u64 = 16 << 30;
 /// Most bytes behind the end of the archive: tar(1) fills the last 10 KiB.
 const BEHIND: u64 = 1 << 20;
 /// Bytes that are copied at a time.
@@ -107,6 +109,7 @@ pub fn unpack(archive: impl Read + 'static, into: &Path) -> Result<Unpacked, Arc
         members: BTreeMap::new(),
         sums: BTreeMap::new(),
         seen: 0,
+        passed_over: 0,
         buffer: vec![0; CHUNK],
     };
     while let Some(member) = unpacking.reader.next()? {
@@ -168,6 +171,7 @@ struct Unpacking<'a, R: Read> {
     /// Digests of all members, also of those that are passed over.
     sums: BTreeMap<String, String>,
     seen: usize,
+    passed_over: u64,
     buffer: Vec<u8>,
 }
 
@@ -191,15 +195,21 @@ impl<R: Read> Unpacking<'_, R> {
         if self.sums.contains_key(&name) {
             return Err(ArchiveError::Refused(format!("{name} is in it twice")));
         }
-        let kept = is_document || ARCHIVES.contains(&name.as_str()) || is_kept(&name);
+        let is_kept = is_document || ARCHIVES.contains(&name.as_str()) || is_image_or_volume(&name);
         let mut file = None;
-        if kept {
+        if !is_kept {
+            self.passed_over = self.passed_over.saturating_add(member.stored);
+            if self.passed_over > PASSED_OVER {
+                return Err(ArchiveError::Refused(format!("{name} in it has {} bytes", member.stored)));
+            }
+        }
+        if is_kept {
             let path = self.into.join(&name);
             let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
             file = Some(made.map_err(ArchiveError::io(format!("make {}", path.display())))?);
         }
         let sum = self.copy(&name, member.stored, file.as_mut())?;
-        if kept {
+        if is_kept {
             self.members.insert(name.clone(), member.stored);
         }
         self.sums.insert(name, sum);
@@ -260,7 +270,7 @@ fn name(path: &[u8]) -> Result<Option<String>, ArchiveError> {
 }
 
 /// Whether a member is an image of CRIU's or a volume.
-fn is_kept(name: &str) -> bool {
+fn is_image_or_volume(name: &str) -> bool {
     match name.split_once('/') {
         Some((IMAGES, file)) => is_plain_name(file),
         Some((VOLUMES, file)) => file.strip_suffix(".tar").is_some_and(is_plain_name),
