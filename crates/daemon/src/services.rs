@@ -46,7 +46,7 @@ pub(crate) fn owned(node: &Node, name: &ServiceName) -> Result<Owned, Status> {
 
 pub(crate) fn occupied(name: &ServiceName) -> Status {
     Status::aborted(format!(
-        "service {name} is being created, started, stopped, removed, checked, copied or migrated; try again when that has ended"
+        "service {name} is being created, started, stopped, removed, checked, copied, written into a file or migrated; try again when that has ended"
     ))
 }
 
