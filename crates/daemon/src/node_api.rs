@@ -16,8 +16,9 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, capture, check, checkpoint, connections, copy, directory, doctor, exec, images, join, layers, logs,
-    made_by, migrate, network_changes, prepare, removals, restart, restore, stats, update, volumes, wait,
+    adopt, capture, check, checkpoint, connections, copy, directory, doctor, exec, images, join, layers,
+    logs, made_by, migrate, network_changes, prepare, removals, restart, restore, stats, update, volumes,
+    wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.

@@ -294,9 +294,22 @@ async fn layers(
     let store = Arc::clone(&node.local().store);
     let from = [&start.image, &start.rootfs].into_iter().find(|path| !path.is_empty());
     let Some(from) = from.cloned() else {
+        // Podman's archive says no more than a name.
+        let name = if is_own || !start.reference.is_empty() { &start.reference } else { &service.image };
+        let name = name.clone();
+        if let Some(named) = off_worker(|| store.named(&name)).map_err(internal)? {
+            let found = named.image.layers.iter().map(ToString::to_string).collect();
+            return take_layers(service, name, found, is_own);
+        }
+        if !start.reference.is_empty() {
+            return Err(Status::not_found(format!(
+                "node {} has no image {}; `godwit pull` there brings it from its registry",
+                node.name, start.reference
+            )));
+        }
         if !is_own {
             return Err(Status::failed_precondition(format!(
-                "the container of the archive was made from the image {0}, which Podman knows by that name; save it with `podman save --format oci-archive -o FILE {0}`, and restore with --image FILE",
+                "the container of the archive was made from the image {0}, which this node does not have; restore with --image {0} if a registry has it, or save it with `podman save --format oci-archive -o FILE {0}`, and restore with --image FILE",
                 service.image
             )));
         }
@@ -308,7 +321,7 @@ async fn layers(
             }
             None => Ok(()),
             Some(lacking) => Err(Status::failed_precondition(format!(
-                "the service of the archive was made from {}, and this node does not have its layer {lacking}; give the image with --image PATH, or the directory with --rootfs DIR",
+                "the service of the archive was made from {}, and this node does not have its layer {lacking}; give the image with --image, or the directory with --rootfs DIR",
                 service.image
             ))),
         };
@@ -322,6 +335,11 @@ async fn layers(
     });
     let imported = imported.await.map_err(internal)?.map_err(invalid)?;
     let found: Vec<_> = imported.layers.iter().map(ToString::to_string).collect();
+    take_layers(service, from, found, is_own)
+}
+
+/// Takes the layers of an image, which must be those that an archive of godwit's names.
+fn take_layers(service: &mut Service, from: String, found: Vec<String>, is_own: bool) -> Result<(), Status> {
     if is_own && found != service.layers {
         return Err(Status::failed_precondition(format!(
             "{from} is another image than {}, from which the service of the archive was made: it has other layers",

@@ -12,7 +12,14 @@ use godwit_api::v1::{PublishedPort, RestoreInput, RestoreStart, restore_input::K
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{client::Connection, global::Global, output, values};
+use crate::{
+    client::Connection,
+    global::Global,
+    interrupts::{INTERRUPTED, Interrupts},
+    output,
+    registry::{self, Policy, Reach, Registry},
+    values,
+};
 
 /// Bytes of a piece.
 const PIECE: usize = 256 << 10;
@@ -27,6 +34,7 @@ const AHEAD: usize = 4;
 #[command(after_long_help = "\
 Examples:
   godwit restore redis.tar.zst
+  godwit restore redis.tar.zst --image redis:7
   godwit restore redis.tar.zst --name redis-copy -p 6380:6379
   podman container checkpoint -e web.tar.zst web && podman save --format oci-archive -o web.tar web:1
   godwit restore web.tar.zst --image web.tar")]
@@ -42,9 +50,12 @@ pub(crate) struct Args {
     /// Forward a port of the node to the service, in place of those in the file: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
-    /// OCI archive or image layout with the image that the service was made from [default: the image is on this node]
-    #[arg(long, value_name = "PATH", value_parser = values::image)]
-    image: Option<String>,
+    /// Image that the service was made from: an OCI archive, an image layout, or a reference, which is pulled if need be
+    /// [default: the image is on this node]
+    #[arg(long, value_name = "IMAGE", value_parser = values::image_or_file)]
+    image: Option<values::Image>,
+    #[command(flatten)]
+    registry: Reach,
     /// Directory that its root filesystem was taken from (`godwit run --rootfs`), unchanged
     #[arg(long, value_name = "DIR", value_parser = values::absolute_text, conflicts_with = "image")]
     rootfs: Option<String>,
@@ -59,13 +70,30 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let mut file = File::open(&args.file).with_context(|| format!("cannot open {}", args.file.display()))?;
     let mut connection = Connection::open(global).await?;
+    let (image, reference) = match args.image {
+        None => (String::new(), String::new()),
+        Some(values::Image::Path(path)) => (path, String::new()),
+        Some(values::Image::Reference(text)) => {
+            let mut registry = Registry {
+                connection: &mut connection,
+                interrupts: &mut Interrupts::new()?,
+                reach: &args.registry,
+                quiet: global.json,
+            };
+            match registry.image(&registry::reference(&text)?, Policy::Missing).await? {
+                Some(image) => (String::new(), image.reference),
+                None => return Ok(ExitCode::from(INTERRUPTED)),
+            }
+        }
+    };
     let (messages, requests) = mpsc::channel(AHEAD);
     let start = RestoreStart {
         name: args.name.unwrap_or_default(),
         address: args.ip.map(|address| address.to_string()).unwrap_or_default(),
         publish: args.publish,
         tcp_established: args.tcp_established,
-        image: args.image.unwrap_or_default(),
+        image,
+        reference,
         ignore_volumes: args.ignore_volumes,
         rootfs: args.rootfs.unwrap_or_default(),
     };
