@@ -119,7 +119,10 @@ fn a_service_ends_in_its_file_and_goes_on_from_it() {
         &["volume data is on this node already", "--ignore-volumes"],
     );
     bed.done("a", &["volume", "rm", "data"]);
-    refused(&bed.godwit("b", &["restore", file]), &["does not have its layer sha256:", "--image PATH"]);
+    refused(
+        &bed.godwit("b", &["restore", file]),
+        &["does not have its layer sha256:", "give the image with --image"],
+    );
     let other = bed.scratch().join("other");
     fs::create_dir_all(other.join("x")).unwrap();
     let other = ["restore", file, "--rootfs", other.to_str().unwrap()];

@@ -232,6 +232,17 @@ fn an_image_is_pulled_once_run_moved_and_removed() {
     let digest = format!("sha256:{}", &tool("sha256sum", &[manifest.to_str().unwrap()])[..64]);
     assert_eq!(image["digest"], digest.as_str());
 
+    // A checkpoint names it: another node brings it from the registry.
+    let file = bed.scratch().join("web.tar.zst");
+    let file = file.to_str().unwrap();
+    bed.done("a", &["checkpoint", "web", "-R", "-o", file]);
+    let restore = ["restore", file, "--name", "copy", "--ip", "10.88.0.92"];
+    let lacks = bed.godwit("b", &restore);
+    assert!(lacks.code == 1 && lacks.stderr.contains(&format!("was made from {first}")), "{lacks:?}");
+    bed.done("b", &[&restore[..], &[&plain, &authfile, "--image", &first]].concat());
+    wait_for("the server", || (version(&bed, Ipv4Addr::new(10, 88, 0, 92)) == "1").then_some(()));
+    bed.done("b", &["rm", "--force", "copy"]);
+
     // Of another image with the same lower layer the upper one comes alone.
     let second = registry.reference("web:2");
     let (said, left) = godwit(&bed, &["pull", &plain, &authfile, &second]);
