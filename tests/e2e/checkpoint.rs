@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use godwit_lab::workload::{Preset, RedisClient, Workload};
 use godwit_tests::hold::{CHECKPOINTS, Points};
 use godwit_tests::podman::Podmans;
+use godwit_tests::victim::programs_of;
 use godwit_tests::{Bed, CLIENT, PATIENCE, Said, wait_for};
 use serde_json::Value;
 
@@ -324,6 +325,33 @@ fn a_service_goes_on_whatever_happens_to_its_checkpoint() {
     let rootfs = cache.preset.rootfs.to_str().unwrap();
     bed.done("a", &["restore", file, "--rootfs", rootfs]);
     cache.has_all(ADDRESS);
+}
+
+#[test]
+fn a_service_goes_on_after_godwitd_was_killed_while_criu_dumped_it() {
+    let cache = Cache::up("cp-dump", |_| {});
+    let bed = &cache.bed;
+    let mut client = cache.run(&[]);
+    let large = 256 << 20;
+    client.fill(large).unwrap();
+    let mut checkpoint =
+        bed.command("a", &["checkpoint", NAME, "--tcp-established", "-o", cache.file()]).spawn().unwrap();
+    let checkpoints = bed.lab().state("a").unwrap().join("checkpoints");
+    wait_for("pages of a dump", || {
+        let staging = fs::read_dir(&checkpoints).ok()?.next()?.ok()?.path();
+        let images = fs::read_dir(staging.join("checkpoint")).ok()?.flatten();
+        let mut pages = images.filter(|image| image.file_name().to_string_lossy().starts_with("pages-"));
+        pages.any(|image| image.metadata().is_ok_and(|image| image.len() > 1 << 20)).then_some(())
+    });
+    bed.lab().stop_node("a").unwrap();
+    assert!(!checkpoint.wait().unwrap().success());
+    bed.lab().start_node("a").unwrap();
+    assert_eq!(cache.state("a", NAME), "running");
+    client.check_fill(large).unwrap();
+    // CRIU outlives the daemon.
+    wait_for("CRIU to end", || programs_of(bed, "a", "criu").is_empty().then_some(()));
+    client.check_fill(large).unwrap();
+    assert_eq!((cache.under_way("a"), left(&cache.file)), (0, 0));
 }
 
 /// Files of a checkpoint that did not come to its end.

@@ -134,6 +134,13 @@ fn a_preparation_ends_with_whoever_asked_for_it_and_gives_way_to_a_move() {
     wait_for("the pager to end", || (left_on_b(&bed) == 0).then_some(()));
     bed.knows("b", "redis");
 
+    // What needs the service's memory for itself ends a preparation.
+    let preparation = slow(&bed);
+    let file = bed.scratch().join("redis.tar.zst");
+    bed.done("a", &["checkpoint", "redis", "-R", "--tcp-established", "-o", file.to_str().unwrap()]);
+    assert!(reason(preparation).contains("cancelled"));
+    data.check_fill(FILL).unwrap();
+
     let preparation = slow(&bed);
     bed.migrate("redis", "a", "b");
     assert!(reason(preparation).contains("cancelled"));

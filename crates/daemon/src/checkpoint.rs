@@ -21,7 +21,7 @@ use godwit_api::v1::{
     CheckpointEnded, CheckpointInput, CheckpointKept, CheckpointOutput, CheckpointStart, CheckpointWhole,
     checkpoint_input as input, checkpoint_output as output,
 };
-use godwit_criu::{CriuError, DumpOptions, images, repair};
+use godwit_criu::{CriuError, DumpOptions, Prepared, images, repair};
 use godwit_engine::checkpoint::documents::{self, Known};
 use godwit_engine::checkpoint::pack::{Compression, Packer};
 use godwit_engine::checkpoint::{
@@ -29,7 +29,7 @@ use godwit_engine::checkpoint::{
 };
 use godwit_engine::image::Digest;
 use godwit_engine::{DumpTarget, Mount, files};
-use godwit_migration::{LocalError, Restart, Service, error_chain, failpoint};
+use godwit_migration::{Restart, Service, error_chain, failpoint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -37,7 +37,7 @@ use tonic::{Status, Streaming};
 
 use crate::convert;
 use crate::node::Node;
-use crate::pieces::{Outgoing, PIECE, PIECES};
+use crate::pieces::{Outgoing, PATIENCE, PIECE, PIECES};
 use crate::services::{self, occupied, owned};
 use crate::staging::Staging;
 use crate::state::Owned;
@@ -48,6 +48,9 @@ const DUMP_LIMIT: Duration = Duration::from_secs(600);
 
 /// How long the user may take to get the archive to the disk, once all of it has been sent.
 const KEEPING_LIMIT: Duration = Duration::from_secs(600);
+
+/// How long the user may take for the archive. Until then the service is frozen, or cannot be stopped or moved.
+const SENDING_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The version of [`Own`] that is written.
 pub(crate) const VERSION: u32 = 1;
@@ -78,19 +81,29 @@ pub(crate) async fn checkpoint(
     })?;
     let name = convert::service_name(&start.name)?;
     owned(node, &name)?;
-    let taken = node.reserve_soon(&name).await.ok_or_else(|| occupied(&name))?;
+    let taken = node.reserve_alone(&name).await.ok_or_else(|| occupied(&name))?;
     let Owned { service, exit_code, .. } = owned(node, &name)?;
     check(&service, exit_code.is_some())?;
     let staging = Staging::new(&node.local().layout).map_err(internal)?;
+    staging.note(&service.id).map_err(internal)?;
     let (outputs, outgoing) = mpsc::channel(PIECES);
     let making = Making { node: Arc::clone(node), service, start, compression, staging };
     // In a task of its own, to its end: the service must not stay frozen.
     node.checks.spawn(async move {
-        if let Err(status) = making.make(&outputs, input).await {
-            // The user may have gone.
-            let _ = outputs.send(Err(status)).await;
+        let ended = making.make(&outputs, input).await;
+        // A user who reads no more keeps neither the name nor the disk.
+        let removing = tokio::task::spawn_blocking(move || drop(making));
+        if let Err(error) = removing.await {
+            tracing::error!(%error, "a checkpoint's files may not be removed");
         }
-        drop((making, taken));
+        drop(taken);
+        let last = match ended {
+            Ok(None) => return,
+            Ok(Some(ended)) => Ok(ended),
+            Err(status) => Err(status),
+        };
+        // The user may have gone.
+        let _ = tokio::time::timeout(PATIENCE, outputs.send(last)).await;
     });
     Ok(ReceiverStream::new(outgoing).boxed())
 }
@@ -131,16 +144,31 @@ struct Making {
 }
 
 impl Making {
-    async fn make(&self, outputs: &Outputs, mut input: Streaming<CheckpointInput>) -> Result<(), Status> {
-        let frozen = match self.dump().await {
+    /// Makes it, and sees the service to its end, or on; the last message for the user, if there is one.
+    async fn make(
+        &self,
+        outputs: &Outputs,
+        mut input: Streaming<CheckpointInput>,
+    ) -> Result<Option<CheckpointOutput>, Status> {
+        let local = self.node.local();
+        let config = local.config(&self.service);
+        // A dump is refused while commands run in it: found out before it is frozen, and again after.
+        local.engine.dump_target(&config).await.map_err(internal)?;
+        let prepared = self.node.criu().clone().as_stock().prepare().map_err(internal)?;
+        let dumped = tokio::select! {
+            dumped = self.dump(prepared) => dumped,
+            () = outputs.closed() => Err(Status::cancelled("the user has gone")),
+            () = local.ending.cancelled() => Err(Status::unavailable("godwitd ends: the service goes on")),
+        };
+        let frozen = match dumped {
             Ok(frozen) => frozen,
             Err(status) => {
-                self.go_on().await;
+                self.go_on().await?;
                 return Err(status);
             }
         };
         if self.start.leave_running {
-            self.go_on().await;
+            self.go_on().await?;
         }
         failpoint::point("checkpoint.dumped").await;
         let ending = self.node.local().ending.clone();
@@ -167,33 +195,26 @@ impl Making {
         if self.start.leave_running {
             self.staging.went_well();
             self.node.events.tell("service", "checkpointed", &self.service.name, "it runs on");
-            return taken;
+            return taken.map(|()| None);
         }
         let ended = match taken {
             Ok(()) => self.end().await,
             Err(status) => Err(status),
         };
         if let Err(status) = ended {
-            self.go_on().await;
+            self.go_on().await?;
             return Err(status);
         }
         self.staging.went_well();
-        // The user may have gone.
-        let ended = CheckpointOutput { kind: Some(output::Kind::Ended(CheckpointEnded {})) };
-        let _ = outputs.send(Ok(ended)).await;
-        Ok(())
+        Ok(Some(CheckpointOutput { kind: Some(output::Kind::Ended(CheckpointEnded {})) }))
     }
 
     /// Freezes the service and writes all that an archive has into the staging directory; how long it took.
-    async fn dump(&self) -> Result<Duration, Status> {
+    async fn dump(&self, prepared: Prepared) -> Result<Duration, Status> {
         let (local, service) = (self.node.local(), &self.service);
         let config = local.config(service);
         let images = self.staging.path().join(IMAGES);
         std::fs::create_dir(&images).map_err(internal)?;
-        // A dump is refused while commands run in it: found out before it is frozen, and again after.
-        local.engine.dump_target(&config).await.map_err(internal)?;
-        let criu = self.node.criu().clone().as_stock();
-        let prepared = criu.prepare().map_err(internal)?;
         let begun = Instant::now();
         local.engine.freeze(&config).await.map_err(internal)?;
         let target = local.engine.dump_target(&config).await.map_err(internal)?;
@@ -282,7 +303,8 @@ impl Making {
         let own = serde_json::to_vec_pretty(&own).map_err(internal)?;
         let config = self.node.local().config(&self.service);
         let documents = documents::documents(&config, &known(&self.service)).map_err(internal)?;
-        let to = Outgoing::new(outputs, |data| CheckpointOutput { kind: Some(output::Kind::Data(data)) });
+        let as_message = |data| CheckpointOutput { kind: Some(output::Kind::Data(data)) };
+        let to = Outgoing::new(outputs, as_message).within(SENDING_LIMIT);
         let (staging, logs) = (self.staging.path().to_owned(), self.staging.logs().to_owned());
         let compression = self.compression;
         let packed = tokio::task::spawn_blocking(move || {
@@ -310,24 +332,27 @@ impl Making {
         })
     }
 
-    /// The service goes on where it was.
-    async fn go_on(&self) {
+    /// The service goes on where it was; an error where it cannot.
+    async fn go_on(&self) -> Result<(), Status> {
         let local = self.node.local();
         let config = local.config(&self.service);
         // Before anything reaches its sockets. It is not kept frozen for that.
         if let Err(error) = local.engine.recover(&config).await {
             tracing::error!(service = %self.service.name, error = %error_chain(&error), "connections of the service may be broken");
         }
-        let went_on = async {
-            if self.is_silent() {
-                local.network.open(&self.service).await?;
-            }
-            local.engine.thaw(&config).await?;
-            Ok::<_, LocalError>(())
-        };
-        if let Err(error) = went_on.await {
-            tracing::error!(service = %self.service.name, error = %error_chain(&error), "it is frozen after a checkpoint, and cannot go on");
+        if self.is_silent()
+            && let Err(error) = local.network.open(&self.service).await
+        {
+            tracing::error!(service = %self.service.name, error = %error_chain(&error), "it cannot be reached after a checkpoint; a restart of godwitd opens its port");
         }
+        self.node.state.set_running(&self.service).map_err(internal)?;
+        local.engine.thaw(&config).await.map_err(|error| {
+            let (name, why) = (&self.service.name, error_chain(&error));
+            tracing::error!(service = %name, error = %why, "it is frozen after a checkpoint, and cannot go on");
+            Status::internal(format!(
+                "service {name} is frozen and cannot go on: {why}; a restart of godwitd tries again"
+            ))
+        })
     }
 
     /// The service ends: its archive is kept.

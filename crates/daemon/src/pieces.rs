@@ -1,7 +1,7 @@
 //! Bytes in pieces: between a stream of the API's and a thread that reads or writes files.
 
 use std::io::{self, Read, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
@@ -21,12 +21,19 @@ pub(crate) struct Outgoing<T> {
     runtime: tokio::runtime::Handle,
     /// A piece was not taken: no other is offered.
     is_shut: bool,
+    /// When all of it must have been taken.
+    until: Option<Instant>,
 }
 
 impl<T> Outgoing<T> {
     /// To there, each in a message; made in a task, written to by a thread.
     pub(crate) fn new(pieces: mpsc::Sender<Result<T, Status>>, as_message: fn(Bytes) -> T) -> Self {
-        Self { pieces, as_message, runtime: tokio::runtime::Handle::current(), is_shut: false }
+        Self { pieces, as_message, runtime: tokio::runtime::Handle::current(), is_shut: false, until: None }
+    }
+
+    /// The same, all of which must be taken in this time.
+    pub(crate) fn within(self, limit: Duration) -> Self {
+        Self { until: Some(Instant::now() + limit), ..self }
     }
 }
 
@@ -35,6 +42,10 @@ impl<T> Write for Outgoing<T> {
         let piece = (self.as_message)(Bytes::copy_from_slice(data));
         if self.is_shut {
             return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if self.until.is_some_and(|until| Instant::now() > until) {
+            self.is_shut = true;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it was not taken in an hour"));
         }
         // The last place is for an error.
         let free = self.runtime.block_on(tokio::time::timeout(PATIENCE, self.pieces.reserve_many(2)));

@@ -78,10 +78,11 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     // Before anything of services is looked for.
     cluster_networks::keep(&node).await?;
     node.local().clear_half_made().await.context("cannot look for services that were half made")?;
-    staging::clear(&node.local().layout).context("cannot remove what is left of checkpoints")?;
     node.local().clear_half_removed_volumes().context("cannot remove what is left of volumes")?;
     recovery::recover(node.local()).await.context("cannot finish or undo earlier migrations")?;
     cluster::put_own_right(&node)?;
+    services::go_on_after_checkpoints(&node).await?;
+    staging::clear(&node.local().layout).context("cannot remove what is left of checkpoints")?;
     services::find_again(&node).await?;
 
     let listener = Listener::bind(own.listen, &identity, ListenOptions::default()).await?;

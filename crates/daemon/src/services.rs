@@ -19,7 +19,7 @@ use crate::network::{attachment, forward, joined};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
-use crate::{cluster, convert, removals};
+use crate::{cluster, convert, removals, staging};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -603,6 +603,37 @@ pub(crate) fn record_all(node: &Node) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// After a restart of the daemon: services whose checkpoints were cut off go on. CRIU may have been left at work in them, and
+/// says nothing of the freezer that can be relied on.
+pub(crate) async fn go_on_after_checkpoints(node: &Arc<Node>) -> anyhow::Result<()> {
+    let local = node.local();
+    let cut_off = staging::cut_off(&local.layout)?;
+    for owned in node.state.services()? {
+        let service = owned.service;
+        // A migration that goes on has it in its journal.
+        if !cut_off.contains(&service.id) || !local.journal.unfinished_of(&service.id)?.is_empty() {
+            continue;
+        }
+        let config = local.config(&service);
+        let going = async {
+            if owned.stopped {
+                // Its archive is kept: the first that it does is to end.
+                local.engine.signal(&config, libc::SIGKILL).await?;
+            }
+            // With what CRIU has left in it.
+            local.engine.thaw(&config).await
+        };
+        match going.await {
+            Ok(()) | Err(EngineError::NotFound(_)) => {}
+            // One service is no reason for the others to be without a daemon.
+            Err(error) => {
+                tracing::error!(service = %service.name, error = %error_chain(&error), "it may be frozen after a checkpoint that was cut off");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// After a restart of the daemon: services that still run are watched, the others are said to be gone.
 pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
     for owned in node.state.services()? {
@@ -633,14 +664,6 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
                         tracing::error!(service = %service.name, error = %error_chain(&error), "it cannot be reached on all of its networks");
                     }
                     other => other?,
-                }
-                // A checkpoint may have been cut off: a migration that goes on has it in its journal.
-                if state.status == ContainerStatus::Paused
-                    && service.kept.is_none()
-                    && node.local().journal.unfinished_of(&service.id)?.is_empty()
-                {
-                    node.local().engine.recover(&config).await?;
-                    node.local().engine.thaw(&config).await?;
                 }
                 // An update may have been cut off between the limits and their record.
                 if service.kept.is_none()

@@ -1,6 +1,7 @@
 //! Directories on this node's disk in which a checkpoint lies unpacked while it is made or restored: all of a service's memory,
 //! for root alone. What an earlier life of this daemon has left goes at its start.
 
+use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -15,6 +16,23 @@ pub(crate) struct Staging {
     logs: PathBuf,
 }
 
+/// The file that says which service a checkpoint is of.
+const NOTE: &str = "service-id";
+
+/// The services, by id, whose checkpoints an earlier life of this daemon has not ended.
+pub(crate) fn cut_off(layout: &Layout) -> io::Result<BTreeSet<String>> {
+    let entries = match std::fs::read_dir(parent(layout)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(BTreeSet::new()),
+        entries => entries?,
+    };
+    let mut services = BTreeSet::new();
+    for entry in entries {
+        // A restore has no such note.
+        services.extend(std::fs::read_to_string(entry?.path().join(NOTE)));
+    }
+    Ok(services)
+}
+
 fn parent(layout: &Layout) -> PathBuf {
     layout.state.join("checkpoints")
 }
@@ -27,6 +45,11 @@ impl Staging {
         let staging = Self { path, logs: layout.criu_logs(&id) };
         std::fs::create_dir_all(&staging.logs)?;
         Ok(staging)
+    }
+
+    /// Notes that this service may be frozen until the directory is gone.
+    pub(crate) fn note(&self, service: &str) -> io::Result<()> {
+        std::fs::write(self.path.join(NOTE), service)
     }
 
     pub(crate) fn path(&self) -> &Path {

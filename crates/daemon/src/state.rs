@@ -159,6 +159,17 @@ impl State {
         })
     }
 
+    /// Records that a service that was to be stopped runs on.
+    pub(crate) fn set_running(&self, service: &Service) -> Result<(), StateError> {
+        off_worker(|| {
+            self.lock().execute(
+                &format!("UPDATE service SET stopped = 0 WHERE name = ?3 AND exit_code IS NULL AND {UP_TO}"),
+                params![service.id, epoch(service), service.name.as_str()],
+            )?;
+            Ok(())
+        })
+    }
+
     /// Records that a service that has ended is about to be started again, and how often its policy has done so; says
     /// whether it is here at this epoch, and has ended.
     pub(crate) fn set_started(&self, service: &Service, restarts: u32) -> Result<bool, StateError> {
