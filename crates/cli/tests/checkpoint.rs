@@ -70,3 +70,31 @@ async fn a_file_goes_to_the_daemon_as_it_is() {
     let output = fake.run(&["restore", path, "--name", "taken"]).await;
     assert_eq!(output.stderr, "Error: the name taken is taken by a service on node b\n");
 }
+
+#[tokio::test]
+async fn files_of_a_series_have_their_times_for_names_and_the_oldest_go() {
+    let fake = Fake::start();
+    let directory = tempfile::tempdir().unwrap();
+    for old in ["redis-20200101T000000Z.tar", "redis-20210101T000000Z.tar"] {
+        std::fs::write(directory.path().join(old), "").unwrap();
+    }
+    let path = directory.path().to_str().unwrap();
+    let words = ["checkpoint", "redis", "-o", path, "--every", "1d", "--keep", "2", "--compress", "none"];
+    let mut series =
+        fake.godwit(&words).stdout(std::process::Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut lines =
+        tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(series.stdout.take().unwrap()));
+    let first = lines.next_line().await.unwrap().unwrap();
+    assert!(first.starts_with(&format!("{path}/redis-20")) && first.ends_with("Z.tar"), "{first}");
+    assert_eq!(std::fs::read(&first).unwrap(), b"archive of it");
+    while directory.path().join("redis-20200101T000000Z.tar").exists() {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert!(directory.path().join("redis-20210101T000000Z.tar").exists());
+    assert!(fake.asked.checkpoint.lock().unwrap().as_ref().unwrap().0.leave_running);
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(series.id().unwrap()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert!(series.wait().await.unwrap().success());
+    let refused = fake.run(&["checkpoint", "redis", "-o", &first, "--every", "1d"]).await;
+    assert!(refused.code == 1 && refused.stderr.contains("is no directory"), "{refused:?}");
+}

@@ -1,11 +1,14 @@
 //! `godwit checkpoint`: a service as a file.
 
+mod series;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
@@ -17,9 +20,17 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 
-use crate::{client::Connection, global::Global, output as out};
+use crate::{
+    client::{ClientError, Connection},
+    global::Global,
+    interrupts::Interrupts,
+    output as out, values,
+};
+use series::Series;
 
 /// Write a service with its memory into a file, from which `godwit restore` or Podman continues it
 ///
@@ -30,11 +41,12 @@ use crate::{client::Connection, global::Global, output as out};
 Examples:
   godwit checkpoint redis -o redis.tar.zst
   godwit checkpoint redis -R -o before-the-upgrade.tar.zst
+  godwit checkpoint redis --every 5m --keep 3 -o /backup
   godwit checkpoint web --compress none -o web.tar && podman container restore --import web.tar")]
 pub(crate) struct Args {
     /// The service
     name: String,
-    /// The file to write, whole or not at all
+    /// The file to write, whole or not at all; with --every the directory
     #[arg(short, long, value_name = "FILE", alias = "export", short_alias = 'e')]
     output: PathBuf,
     /// How the file is compressed
@@ -49,6 +61,12 @@ pub(crate) struct Args {
     /// Leave volumes out of the file
     #[arg(long)]
     ignore_volumes: bool,
+    /// Write one again and again, in this time, until Ctrl-C: SERVICE-TIME.tar.zst. The service goes on
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    every: Option<Duration>,
+    /// Keep so many of these files, and remove older ones [default: all]
+    #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
+    keep: Option<u32>,
 }
 
 /// How a file is compressed.
@@ -59,8 +77,66 @@ enum Way {
     None,
 }
 
-pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut file = NewFile::beside(&args.output)?;
+impl Way {
+    /// What files end with.
+    fn ending(self) -> &'static str {
+        match self {
+            Self::Zstd => ".tar.zst",
+            Self::Gzip => ".tar.gz",
+            Self::None => ".tar",
+        }
+    }
+}
+
+pub(crate) async fn run(mut args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let Some(every) = args.every else {
+        write(&args, &args.output, global).await?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    args.leave_running = true;
+    if !args.output.is_dir() {
+        bail!("{} is no directory: --every writes its files into one", args.output.display());
+    }
+    let series = Series { directory: &args.output, service: &args.name, ending: args.compress.ending() };
+    let mut interrupts = Interrupts::new()?;
+    let mut clock = tokio::time::interval(every);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_first = true;
+    loop {
+        tokio::select! {
+            _ = clock.tick() => {}
+            () = interrupts.next() => return Ok(ExitCode::SUCCESS),
+        }
+        let file = series.file(SystemTime::now());
+        let written = tokio::select! {
+            written = write(&args, &file, global) => written,
+            () = interrupts.next() => return Ok(ExitCode::SUCCESS),
+        };
+        match written {
+            Ok(()) => {
+                is_first = false;
+                if let Some(keep) = args.keep {
+                    let gone = series.prune(usize::try_from(keep).unwrap_or(usize::MAX));
+                    let gone =
+                        gone.with_context(|| format!("cannot remove files in {}", args.output.display()))?;
+                    gone.iter().for_each(|file| out::note(&format!("{} is removed", file.display())));
+                }
+            }
+            Err(error) if is_first || is_gone(&error) => return Err(error),
+            // It may be moving, or have connections just now, or godwitd may be upgraded.
+            Err(error) => out::note(&format!("Warning: {error:#}")),
+        }
+    }
+}
+
+/// Whether there is no such service any more.
+fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ClientError::Refused { code: Code::NotFound, .. }))
+}
+
+/// Writes one file.
+async fn write(args: &Args, path: &Path, global: &Global) -> anyhow::Result<()> {
+    let mut file = NewFile::beside(path)?;
     let mut connection = Connection::open(global).await?;
     let (messages, requests) = mpsc::channel(1);
     let start = CheckpointStart {
@@ -79,7 +155,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         match message.kind {
             Some(output::Kind::Data(data)) if whole.is_none() => file.write(&data)?,
             Some(output::Kind::Whole(told)) => {
-                file.keep(&args.output)?;
+                file.keep(path)?;
                 whole = Some(told);
                 if !args.leave_running {
                     messages
@@ -97,18 +173,18 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     if !has_ended && !args.leave_running {
         bail!(
             "{} is whole, but the daemon did not say that service {} has ended; `godwit ps -a` shows it",
-            args.output.display(),
+            path.display(),
             args.name
         );
     }
     if global.json {
         out::json(&json!({
-            "service": args.name, "output": args.output, "bytes": file.bytes, "image": image, "frozen_us": frozen_us,
+            "service": args.name, "output": path, "bytes": file.bytes, "image": image, "frozen_us": frozen_us,
         }))?;
     } else {
-        out::line(&args.output.display().to_string())?;
+        out::line(&path.display().to_string())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// A file that gets its name once it is whole and on the disk; until then, and after a failure, what had the name stays. It has
