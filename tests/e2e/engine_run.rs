@@ -469,7 +469,16 @@ fn nothing_left(engine: &str) {
     assert!(said.code == 125 && said.stderr.contains("already in use"), "{said:?}");
     assert_eq!((nodes.listed("a").as_str(), volumes().as_str()), ("cache running\n", "data\n"));
     assert_eq!(nodes.inspect("a")["Id"], id);
+    // One whose volume another container has is never started: its program would write to what is another's.
     nodes.own("a", &["rm", "--force", "cache"]);
+    let other = ["run", "--detach", "--name", "other", "--network", "none", "--volume", "data:/data", IMAGE];
+    nodes.own("a", &[&other[..], &sleeps].concat());
+    let writes = ["/bin/sh", "-c", "echo intruder >/data/file; sleep 1000"];
+    let said = nodes.bed.godwit("a", &nodes.words(IMAGE, &volume, &writes));
+    assert!(said.code == 125 && said.stderr.contains("another container uses its volume data"), "{said:?}");
+    assert_eq!(nodes.listed("a"), "other running\n");
+    assert_eq!(nodes.own("a", &["exec", "other", "/bin/ls", "/data"]), "");
+    nodes.own("a", &["rm", "--force", "other"]);
     nodes.own("a", &["volume", "rm", "data"]);
     is_gone("one of a user's");
 

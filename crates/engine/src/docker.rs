@@ -228,6 +228,17 @@ impl Keeps for Docker {
         self.obtain_image(name, image).await
     }
 
+    async fn speaks_against_new(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        let objection = self.info(name).await?.objection();
+        let volumes = self.volume_objections(name, volumes, users).await?;
+        Ok(objection.into_iter().chain(volumes).collect())
+    }
+
     async fn make_it(
         &self,
         config: &ContainerConfig,

@@ -143,6 +143,15 @@ impl Keeps for Podman {
         self.obtain_image(name, image).await
     }
 
+    async fn speaks_against_new(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        self.against_new(name, volumes, users).await
+    }
+
     async fn make_it(
         &self,
         config: &ContainerConfig,

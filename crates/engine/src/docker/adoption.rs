@@ -277,7 +277,8 @@ impl Docker {
         let mut objections = inspected.objections();
         objections.extend(definition.objections());
         objections.extend(self.info(name).await?.objection());
-        objections.extend(self.volume_objections(name, &inspected).await?);
+        let volumes: Vec<_> = inspected.volumes().into_iter().map(|volume| volume.name).collect();
+        objections.extend(self.volume_objections(name, &volumes, 1).await?);
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
         let look = inspected.look();
@@ -331,27 +332,28 @@ impl Docker {
         spec.map_err(|source| io_error(name, format!("read {}", path.display()), source))
     }
 
-    /// What speaks against moving the volumes of a container.
-    async fn volume_objections(
+    /// What speaks against moving the volumes of a container, those that are here, of which each may have so many users.
+    pub(super) async fn volume_objections(
         &self,
         name: &ServiceName,
-        inspected: &Inspected,
+        volumes: &[String],
+        most_users: usize,
     ) -> Result<Vec<String>, EngineError> {
         let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
         let storage = self.info(name).await?.docker_root_dir.clone();
         let mut found = Vec::new();
-        for Volume { name: volume, .. } in inspected.volumes() {
-            let Some(told) = self.volume(name, &volume).await? else { continue };
+        for volume in volumes {
+            let Some(told) = self.volume(name, volume).await? else { continue };
             if told.driver != "local" || told.options.is_some_and(|options| !options.is_empty()) {
                 found.push(format!("its volume {volume} is not one of Docker's own driver without options"));
             }
             if device(&told.mountpoint) != device(&storage) || !told.mountpoint.starts_with(&storage) {
                 found.push(format!("its volume {volume} is on another filesystem than Docker's storage"));
             }
-            let users = filtered("/containers/json?all=1&", "volume", &volume);
+            let users = filtered("/containers/json?all=1&", "volume", volume);
             let users: Vec<Value> =
                 self.api.get(&users).await.map_err(self.failed(name, "list who shares a volume with"))?;
-            if users.len() > 1 {
+            if users.len() > most_users {
                 found.push(format!("another container uses its volume {volume}"));
             }
         }

@@ -152,6 +152,15 @@ pub(crate) trait Keeps: Send + Sync {
     /// Has the engine have an image; what that knows it by.
     async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError>;
 
+    /// What speaks against a new container with these volumes, before it runs: the storage of the engine, and those of the
+    /// volumes that are here already and that could not move, or that more containers have than `users`.
+    async fn speaks_against_new(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError>;
+
     /// Has the engine make a container that does not run yet, and its volumes that are not there; all of it has
     /// [`ARRIVAL_LABEL`]. It has no network but that of the configuration's namespace. Its ID.
     async fn make_it(

@@ -169,6 +169,8 @@ impl<K: Keeps + Clone + 'static> Makes for K {
 
     async fn make(&self, config: &ContainerConfig, wanted: &Wanted) -> Result<String, EngineError> {
         let promised = self.care().kept(config)?.id.clone();
+        let volumes: Vec<_> = wanted.volumes.iter().map(|volume| volume.name.clone()).collect();
+        admit(self, config, &volumes, 0).await?;
         let record = Record {
             of: promised.clone(),
             made_as: promised.clone(),
@@ -186,6 +188,10 @@ impl<K: Keeps + Clone + 'static> Makes for K {
 
     async fn begin(&self, config: &ContainerConfig) -> Result<Found, EngineError> {
         let Record { id, .. } = Record::of(config)?;
+        // Somebody may have begun to use one of them meanwhile, and two programs would write to it at once.
+        let volumes = self.volumes_of(&config.name, &id).await?;
+        let volumes: Vec<_> = volumes.into_iter().map(|volume| volume.name).collect();
+        admit(self, config, &volumes, 1).await?;
         self.start_it(config, &id).await?;
         let found = self.find_one(&config.name, &id, false, Some(&config.network_namespace)).await;
         if found.is_ok() {
@@ -203,6 +209,20 @@ impl<K: Keeps + Clone + 'static> Makes for K {
             }
             _ => found,
         }
+    }
+}
+
+/// Refuses a container that has not run with these volumes, each of which as many containers may have.
+async fn admit(
+    keeps: &impl Keeps,
+    config: &ContainerConfig,
+    volumes: &[String],
+    users: usize,
+) -> Result<(), EngineError> {
+    let objections = keeps.speaks_against_new(&config.name, volumes, users).await?;
+    match objections.is_empty() {
+        true => Ok(()),
+        false => Err(keeps.care().failed(&config.name, "make", objections.join("; "))),
     }
 }
 

@@ -38,11 +38,10 @@ impl Podman {
         if inspected.host_config.auto_remove {
             objections.push("it is removed when it ends (--rm), as it does for Podman when it moves".into());
         }
-        if inspected.graph_driver.name != "overlay" {
-            objections
-                .push(format!("its storage driver is {}; godwit moves overlay", inspected.graph_driver.name));
-        }
-        objections.extend(self.volume_objections(name, &inspected).await?);
+        objections.extend(driver_objection(&inspected.graph_driver.name));
+        let volumes: Vec<_> = inspected.volumes().collect();
+        let upper = &inspected.graph_driver.data.upper_dir;
+        objections.extend(self.volume_objections(name, &volumes, upper, 1).await?);
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
         objections.extend(landing::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
@@ -90,15 +89,35 @@ impl Podman {
         })
     }
 
-    /// What speaks against moving the volumes of a container.
+    /// What speaks against a container that has not run, with these volumes.
+    pub(super) async fn against_new(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        most_users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        let storage = self.storage(name).await?;
+        let mut here = Vec::new();
+        for volume in volumes {
+            if self.has_volume(name, volume).await? {
+                here.push(volume.as_str());
+            }
+        }
+        let of_volumes = self.volume_objections(name, &here, &storage.root, most_users).await?;
+        Ok(driver_objection(&storage.driver).into_iter().chain(of_volumes).collect())
+    }
+
+    /// What speaks against moving the volumes of a container: each is to be on the filesystem of `storage`, and may have so
+    /// many users.
     async fn volume_objections(
         &self,
         name: &ServiceName,
-        inspected: &Inspected,
+        volumes: &[&str],
+        storage: &Path,
+        most_users: usize,
     ) -> Result<Vec<String>, EngineError> {
-        let names: Vec<_> = inspected.volumes().collect();
         let mut found = Vec::new();
-        for volume in self.volumes(name, &names).await? {
+        for volume in self.volumes(name, volumes).await? {
             if volume.driver != "local" || !volume.options.is_empty() {
                 found.push(format!(
                     "its volume {} is not one of Podman's own driver without options",
@@ -106,13 +125,13 @@ impl Podman {
                 ));
             }
             let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
-            if device(&volume.mountpoint) != device(&inspected.graph_driver.data.upper_dir) {
+            if device(&volume.mountpoint) != device(storage) {
                 found.push(format!(
                     "its volume {} is on another filesystem than Podman's storage",
                     volume.name
                 ));
             }
-            if self.users_of_volume(name, &volume.name).await? > 1 {
+            if self.users_of_volume(name, &volume.name).await? > most_users {
                 found.push(format!("another container uses its volume {}", volume.name));
             }
         }
@@ -141,6 +160,11 @@ impl Podman {
         fs::remove_dir_all(&place).map_err(io("remove"))?;
         told
     }
+}
+
+/// What speaks against a storage driver of Podman's.
+fn driver_objection(driver: &str) -> Option<String> {
+    (driver != "overlay").then(|| format!("its storage driver is {driver}; godwit moves overlay"))
 }
 
 /// What Podman leaves of a checkpoint in its directory of a container.

@@ -131,6 +131,7 @@ pub(super) struct HostConfig {
 /// Where Podman keeps containers, and how it makes their cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Storage {
+    pub(super) driver: String,
     pub(super) root: PathBuf,
     /// Where volumes are, which may be elsewhere.
     pub(super) volumes: PathBuf,
@@ -140,9 +141,9 @@ pub(super) struct Storage {
 impl Storage {
     fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
-        let by_systemd = lines.next()? == "systemd";
+        let (by_systemd, driver) = (lines.next()? == "systemd", lines.next()?.to_owned());
         let (root, volumes) = (PathBuf::from(lines.next()?), PathBuf::from(lines.next()?));
-        (root.is_absolute() && volumes.is_absolute()).then_some(Self { root, volumes, by_systemd })
+        (root.is_absolute() && volumes.is_absolute()).then_some(Self { driver, root, volumes, by_systemd })
     }
 }
 
@@ -271,7 +272,7 @@ impl Podman {
     }
 
     async fn ask_for_storage(&self, name: &ServiceName) -> Result<Storage, EngineError> {
-        let format = "{{.Host.CgroupManager}}\n{{.Store.GraphRoot}}\n{{.Store.VolumePath}}";
+        let format = "{{.Host.CgroupManager}}\n{{.Store.GraphDriverName}}\n{{.Store.GraphRoot}}\n{{.Store.VolumePath}}";
         let words = ["info", "--format", format].map(OsStr::new).to_vec();
         let call = Call { name, action: "tell its storage for", words, settings: None };
         let output = self.call(&call, SHORT).await?;
@@ -359,11 +360,11 @@ mod tests {
 
     #[test]
     fn a_storage_has_a_manager_and_a_directory() {
-        let found = Storage::parse("systemd\n/my storage\n/my storage/volumes\n").unwrap();
+        let found = Storage::parse("systemd\noverlay\n/my storage\n/my storage/volumes\n").unwrap();
         let (root, volumes) = ("/my storage".into(), "/my storage/volumes".into());
-        assert_eq!(found, Storage { root, volumes, by_systemd: true });
-        assert!(!Storage::parse("cgroupfs\n/s\n/v").unwrap().by_systemd);
-        for text in ["", "systemd", "systemd\n/s", "systemd\ns\n/v"] {
+        assert_eq!(found, Storage { driver: "overlay".into(), root, volumes, by_systemd: true });
+        assert!(!Storage::parse("cgroupfs\nvfs\n/s\n/v").unwrap().by_systemd);
+        for text in ["", "systemd", "systemd\noverlay\n/s", "systemd\noverlay\ns\n/v"] {
             assert_eq!(Storage::parse(text), None, "{text:?}");
         }
     }
