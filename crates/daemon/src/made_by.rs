@@ -68,12 +68,17 @@ pub(crate) async fn run(
             return Err(error);
         }
     };
-    node.engines().adopts(keeper).own(&node.local().config(&service)).map_err(internal)?;
+    // It runs and is recorded: whatever fails from here on, it is watched, and the next life of godwitd does the rest.
+    if let Err(error) = node.engines().adopts(keeper).own(&node.local().config(&service)) {
+        tracing::error!(service = %service.name, error = %error_chain(&error), "a service that its engine has made is not settled");
+    }
     if let Err(error) = node.local().made(&service) {
         // The state is read before the mark is believed.
         tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
     }
-    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
+    if let Err(error) = node.place(&service, &node.name, service.epoch, false) {
+        tracing::error!(service = %service.name, error = %error_chain(&error), "other nodes are not told where a service is");
+    }
     node.watch(&service);
     let detail = format!("{} by {}", service.address, keeper.title());
     node.events.tell("service", "started", &service.name, &detail);

@@ -7,6 +7,7 @@ mod adoption;
 mod arrival;
 mod command;
 pub(crate) mod definition;
+mod environment;
 mod image;
 mod limits;
 mod making;

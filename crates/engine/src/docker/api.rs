@@ -129,13 +129,18 @@ impl Api {
         Ok(Pieces(response.into_body()))
     }
 
-    /// Sends what comes in pieces; what comes back.
-    pub(super) async fn send(&self, path: &str, pieces: mpsc::Receiver<Bytes>) -> Result<Bytes, ApiError> {
+    /// Sends what comes in pieces, all within this time; what comes back.
+    pub(super) async fn send(
+        &self,
+        path: &str,
+        pieces: mpsc::Receiver<Bytes>,
+        limit: Duration,
+    ) -> Result<Bytes, ApiError> {
         let pieces = futures::stream::unfold(pieces, |mut pieces| async {
             pieces.recv().await.map(|piece| (piece, pieces))
         });
         let body = StreamBody::new(pieces.map(|piece| Ok(Frame::data(piece))));
-        self.whole(Method::POST, path, body.boxed_unsync()).await
+        self.within(limit, self.whole(Method::POST, path, body.boxed_unsync())).await
     }
 
     async fn within<T>(

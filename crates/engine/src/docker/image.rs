@@ -12,6 +12,7 @@ use super::api::ApiError;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::archive::without_names;
+use crate::foreign::making::PULL;
 
 /// How long dockerd may prepare an archive: it writes all of it to its disk first.
 const PREPARED: Duration = Duration::from_secs(1800);
@@ -90,7 +91,7 @@ impl Docker {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "load the image of");
         let (pieces, passing) = without_names(from, definition.image.1.clone());
-        let said = self.api.send("/images/load?quiet=1", pieces).await;
+        let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;
         if let Some(error) = passing.objection().await {
             return Err(failed(ApiError::Broken(error.to_string())));
         }

@@ -169,7 +169,7 @@ impl Docker {
         }
         let (to, pieces) = mpsc::channel(PIECES);
         let packing = tokio::task::spawn_blocking(move || packed.write(Pieces::new(to)));
-        let said = self.api.send("/images/load?quiet=1", pieces).await;
+        let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;
         let packed = packing.await.map_err(|error| broken(error.to_string()))?;
         if let Err(error @ PackError::Image(_)) = packed {
             return Err(broken(error.to_string()));

@@ -18,7 +18,7 @@ use super::{Found, Keeps, UUID};
 use crate::confinement::Ulimit;
 use crate::container::{ContainerConfig, EngineError, Keeper, Kept, io_error};
 
-/// How long an engine may take to get an image from a registry.
+/// How long an engine may take to get an image, from a registry or from godwit.
 pub(crate) const PULL: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// How long an engine may take to make a container on a busy disk.

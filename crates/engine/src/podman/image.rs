@@ -20,6 +20,7 @@ use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
 use crate::foreign::archive::{Pieces, without_names};
+use crate::foreign::making::PULL;
 
 /// Where an OCI archive has its blobs.
 const BLOBS: &str = "blobs/sha256/";
@@ -151,7 +152,7 @@ impl Podman {
         Ok(if is_its { name } else { id }.to_owned())
     }
 
-    /// Makes a call that reads these pieces; whether it was given all of them, and what came of it.
+    /// Makes a call that reads these pieces, all within the time of a pull; whether it was given all of them, and what came of it.
     pub(super) async fn feed(
         &self,
         call: &Call<'_>,
@@ -169,7 +170,9 @@ impl Podman {
             }
             Ok(())
         };
-        Ok(tokio::join!(feeding, child.wait_with_output()))
+        // One that is late ends with the child, which is dropped.
+        let fed = tokio::time::timeout(PULL, async { tokio::join!(feeding, child.wait_with_output()) }).await;
+        fed.map_err(|_| failed(call, format!("it has not taken all for {} s", PULL.as_secs())))
     }
 
     /// Takes the image in pieces.

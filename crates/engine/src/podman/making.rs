@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use super::Podman;
 use super::command::{Call, failed, said};
+use super::environment::Environment;
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
 use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, WantedRestart, limit};
@@ -27,20 +28,17 @@ use crate::processes::process;
 /// How often to look whether a call has ended that is not waited for.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Longest line of a file with an environment, bytes: Podman reads lines of up to 64 KiB.
-const LONGEST_LINE: usize = 32 << 10;
-
 /// What `podman create` reads beside its words.
 struct Beside {
     /// A profile of system calls.
     profile: PathBuf,
-    /// The environment, of which nobody is to know who lists processes; nothing where it cannot be in a file.
+    /// What of the environment is in a file; nothing where nothing is.
     env: Option<PathBuf>,
 }
 
 impl Beside {
     /// In a directory of root's alone.
-    fn write(place: &Path, wanted: &Wanted) -> io::Result<Self> {
+    fn write(place: &Path, wanted: &Wanted, environment: &Environment) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(place)?;
         let write = |name: &str, text: &str| {
             let path = place.join(name);
@@ -48,22 +46,21 @@ impl Beside {
             file.write_all(text.as_bytes())?;
             Ok::<_, io::Error>(path)
         };
-        // Each is one line there, taken as it stands.
-        let is_line = |pair: &String| {
-            let name = pair.split('=').next().unwrap_or_default();
-            let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte));
-            plain && !name.is_empty() && pair.len() <= LONGEST_LINE && !pair.contains(['\n', '\r'])
-        };
-        let env = match wanted.env.iter().all(is_line) && !wanted.env.is_empty() {
-            true => Some(write("env", &(wanted.env.join("\n") + "\n"))?),
-            false => None,
+        let env = match environment.file.as_str() {
+            "" => None,
+            text => Some(write("env", text)?),
         };
         Ok(Self { profile: write("seccomp.json", &wanted.seccomp)?, env })
     }
 }
 
-/// The words of `podman create`.
-fn words(wanted: &Wanted, name: &str, namespace: &Path, token: &str, beside: &Beside) -> Vec<String> {
+/// The words of `podman create`, in which no value of the environment is: whoever lists processes would see it.
+fn words(
+    wanted: &Wanted,
+    (name, namespace, token): (&str, &Path, &str),
+    environment: &Environment,
+    beside: &Beside,
+) -> Vec<String> {
     let mut words: Vec<String> = ["container", "create", "--pull", "never"].map(str::to_owned).to_vec();
     let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
     add("--name", name.to_owned());
@@ -74,9 +71,11 @@ fn words(wanted: &Wanted, name: &str, namespace: &Path, token: &str, beside: &Be
     }
     // The last of a name counts.
     add("--label", format!("{ARRIVAL_LABEL}={token}"));
-    match &beside.env {
-        Some(file) => add("--env-file", file.to_string_lossy().into_owned()),
-        None => wanted.env.iter().for_each(|pair| add("--env", pair.clone())),
+    if let Some(file) = &beside.env {
+        add("--env-file", file.to_string_lossy().into_owned());
+    }
+    for (name, _) in &environment.passed {
+        add("--env", name.clone());
     }
     if let Some(words) = &wanted.entrypoint {
         add("--entrypoint", serde_json::json!(words).to_string());
@@ -209,6 +208,8 @@ impl Podman {
         wanted: &Wanted,
         token: &str,
     ) -> Result<String, EngineError> {
+        let environment = Environment::of(&wanted.env)
+            .map_err(|objection| self.care.failed(&config.name, "create", objection))?;
         for volume in &wanted.volumes {
             if !self.has_volume(&config.name, &volume.name).await? {
                 let label = format!("{ARRIVAL_LABEL}={token}");
@@ -219,23 +220,41 @@ impl Podman {
             }
         }
         let place = self.care.place(token);
-        let beside = Beside::write(&place, wanted).map_err(|source| {
+        let beside = Beside::write(&place, wanted, &environment).map_err(|source| {
             io_error(&config.name, format!("write what Podman is to read in {}", place.display()), source)
         })?;
-        let words = words(wanted, config.name.as_str(), &config.network_namespace, token, &beside);
-        let created = self.create_by(config, &words).await;
+        let named = (config.name.as_str(), config.network_namespace.as_path(), token);
+        let words = words(wanted, named, &environment, &beside);
+        let created = self.create_by(config, &words, &environment).await;
+        self.forget(config, token)?;
+        created
+    }
+
+    /// Removes what `podman create` was given beside its words, with the secrets that are in it.
+    fn forget(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
+        if !is_id(token) {
+            return Ok(());
+        }
+        let place = self.care.place(token);
         match fs::remove_dir_all(&place) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 Err(io_error(&config.name, format!("remove {}", place.display()), error))
             }
-            _ => created,
+            _ => Ok(()),
         }
     }
 
-    async fn create_by(&self, config: &ContainerConfig, words: &[String]) -> Result<String, EngineError> {
+    async fn create_by(
+        &self,
+        config: &ContainerConfig,
+        words: &[String],
+        environment: &Environment,
+    ) -> Result<String, EngineError> {
         let words = words.iter().map(OsStr::new).collect();
         let call = Call { name: &config.name, action: "create", words, settings: None };
         let mut command = self.command(&call);
+        let passed = environment.passed.iter().map(|(name, value)| (name, value));
+        command.envs(passed);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let child = child.map_err(|error| self.not_started(&call, &error))?;
         if let Some(making) = child.id().and_then(|pid| Some((pid, process::start_time(pid)?))) {
@@ -263,6 +282,8 @@ impl Podman {
         config: &ContainerConfig,
         record: &Record,
     ) -> Result<(), EngineError> {
+        // First: whatever else cannot be undone, its secrets are not left.
+        self.forget(config, &record.token)?;
         if let Some((pid, start)) = record.import {
             let begin = Instant::now();
             while process::lives(pid, start) {
@@ -307,10 +328,12 @@ mod tests {
     use super::*;
     use crate::confinement::Ulimit;
     use crate::foreign::making::{WantedTmpfs, WantedVolume};
+    use crate::podman::PodmanConfig;
 
     fn said(wanted: &Wanted) -> String {
         let beside = Beside { profile: "/p".into(), env: None };
-        words(wanted, "web", Path::new("/n"), "t", &beside).join(" ")
+        let environment = Environment::of(&wanted.env).unwrap();
+        words(wanted, ("web", Path::new("/n"), "t"), &environment, &beside).join(" ")
     }
 
     #[test]
@@ -328,7 +351,7 @@ mod tests {
             image: "i".into(),
             command: vec!["sleep".into(), "--x".into()],
             entrypoint: Some(Vec::new()),
-            env: vec!["A=b c".into()],
+            env: vec!["A=b\nc".into()],
             user: "1:2".into(),
             workdir: "/w".into(),
             labels: vec!["godwit.arrival=mine".into()],
@@ -349,7 +372,7 @@ mod tests {
         let said = said(&wanted);
         for words in [
             "--label godwit.arrival=mine --label godwit.arrival=t ",
-            "--env A=b c ",
+            "--env A --entrypoint",
             "--entrypoint [] ",
             "--user 1:2 --workdir /w --memory 64b --cpus 1.050 --pids-limit -1 ",
             "--cap-add NET_ADMIN --cap-drop ALL ",
@@ -362,26 +385,60 @@ mod tests {
     }
 
     #[test]
-    fn an_environment_is_in_a_file_of_roots_where_it_can_be() {
+    fn an_environment_is_in_a_file_of_roots_and_no_value_of_it_in_words() {
         use std::os::unix::fs::PermissionsExt;
         let directory = tempfile::tempdir().unwrap();
-        let with = |name: &str, env: &[&str]| {
-            let env = env.iter().map(|pair| (*pair).to_owned()).collect();
-            let wanted = Wanted { env, ..Wanted::default() };
-            let beside = Beside::write(&directory.path().join(name), &wanted).unwrap();
-            (words(&wanted, "web", Path::new("/n"), "t", &beside).join(" "), beside)
-        };
-        let (said, beside) = with("plain", &["SECRET= \"a b\" #", "B="]);
+        let env = ["SECRET= \"a b\" #", "B=", "KEY=begin\nend"].map(str::to_owned).to_vec();
+        let wanted = Wanted { env, ..Wanted::default() };
+        let environment = Environment::of(&wanted.env).unwrap();
+        let beside = Beside::write(&directory.path().join("p"), &wanted, &environment).unwrap();
+        let words = words(&wanted, ("web", Path::new("/n"), "t"), &environment, &beside).join(" ");
         let file = beside.env.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "SECRET= \"a b\" #\nB=\n");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(
-            said.contains(&format!("--env-file {}", file.display())) && !said.contains("SECRET"),
-            "{said}"
-        );
-        for odd in ["A=b\nc", "#A=b", " A=b"] {
-            let (said, beside) = with(odd, &["B=c", odd]);
-            assert!(beside.env.is_none() && said.contains(&format!("--env B=c --env {odd}")), "{said}");
-        }
+        assert!(words.contains(&format!("--env-file {} --env KEY ", file.display())), "{words}");
+        assert!(!words.contains("SECRET") && !words.contains("begin"), "{words}");
+    }
+
+    #[tokio::test]
+    async fn secrets_are_gone_even_where_podman_does_nothing_any_more() {
+        let directory = tempfile::tempdir().unwrap();
+        let podman = Podman::new(PodmanConfig {
+            podman: "/bin/false".into(),
+            runtime: PathBuf::new(),
+            runc: PathBuf::new(),
+            criu: PathBuf::new(),
+            programs: None,
+            run: directory.path().into(),
+            cgroup_parent: String::new(),
+        });
+        let config = ContainerConfig {
+            name: "web".parse().unwrap(),
+            directory: directory.path().into(),
+            rootfs: PathBuf::new(),
+            network_namespace: PathBuf::new(),
+            cgroup: String::new(),
+            command: Vec::new(),
+            env: Vec::new(),
+            mounts: Vec::new(),
+            memory_bytes: 0,
+            cpu_millis: 0,
+            hostname: String::new(),
+            user: crate::container::User::default(),
+            workdir: PathBuf::new(),
+            confinement: crate::confinement::Confinement::default(),
+            kept: None,
+        };
+        let wanted = Wanted { env: vec!["SECRET=x".into()], ..Wanted::default() };
+        let token = "0a".repeat(32);
+        let place = podman.care.place(&token);
+        Beside::write(&place, &wanted, &Environment::of(&wanted.env).unwrap()).unwrap();
+        assert!(place.join("env").exists());
+        let record = Record { token, making: true, ..Record::default() };
+        podman.undo_creation(&config, &record).await.unwrap_err();
+        assert!(!place.exists());
+        // What has no token has no place, and not the one of all.
+        podman.undo_creation(&config, &Record::default()).await.unwrap_err();
+        assert!(directory.path().exists());
     }
 }
