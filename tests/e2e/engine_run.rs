@@ -263,11 +263,12 @@ fn first_instruction(engine: &str) {
     let nodes = Nodes::up(engine, "first", Workload::Busybox, &["--subnet6", "fd67:6f64::/96"]);
     let layout = layout(&nodes);
     nodes.bed.done("a", &["network", "create", "back", "--subnet", "10.89.0.0/24"]);
-    let command = "busybox ip -o addr; echo color \"$COLOUR\"; touch /data/file /scratch/file; touch /x; while :; do sleep 1; done";
+    let command = "busybox ip -o addr; echo color \"$COLOUR\"; echo \"<$KEY>\"; touch /data/file /scratch/file; touch /x; while :; do sleep 1; done";
     let more = [
         ["--volume", "data:/data"],
         ["--mount", "type=tmpfs,dst=/scratch,size=1m"],
         ["--env", "COLOUR=\"blue\" #1"],
+        ["--env", "KEY=begin\nend"],
         ["--cap-drop", "ALL"],
         ["--security-opt", "no-new-privileges"],
         ["--pids-limit", "50"],
@@ -301,7 +302,7 @@ fn first_instruction(engine: &str) {
     for address in &addresses {
         assert!(said.contains(address), "{address}: {said}");
     }
-    assert!(said.contains("color \"blue\" #1"), "{said}");
+    assert!(said.contains("color \"blue\" #1") && said.contains("<begin\nend>"), "{said}");
     assert_eq!(nodes.own("a", &["volume", "ls", "--format", "{{.Name}}"]), "data\n");
     // From the first instruction of its next life, too, for which the engine knows of no network.
     nodes.own("a", &["restart", "--time", "0", "cache"]);
@@ -415,6 +416,11 @@ fn limits_change(engine: &str) {
     }
     nodes.own("b", &["restart", "--time", "0", "cache"]);
     wait_for("its limits", || (limits(&nodes, "b") == changed).then_some(()));
+    // One that its user has removed has none.
+    nodes.own("b", &["rm", "--force", "cache"]);
+    nodes.is_shown("b", "stopped");
+    let said = nodes.bed.godwit("b", &["update", "--memory", "97m", "cache"]);
+    assert!(said.code == 1 && said.stderr.to_lowercase().contains("no such container"), "{said:?}");
     nodes.down();
 }
 

@@ -209,6 +209,18 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
             refused.join("; nor ")
         )));
     }
+    // An argument of an engine ends there.
+    let entrypoint = request.entrypoint.iter().flat_map(|entrypoint| &entrypoint.words);
+    let words = [
+        ("an environment variable", request.env.iter().collect::<Vec<_>>()),
+        ("a label", request.labels.iter().collect()),
+        ("a command", request.command.iter().chain(entrypoint).collect()),
+        ("a working directory", vec![&request.workdir]),
+        ("a user", vec![&request.user]),
+    ];
+    if let Some((what, _)) = words.iter().find(|(_, words)| words.iter().any(|word| word.contains('\0'))) {
+        return Err(Status::invalid_argument(format!("{what} cannot have a NUL byte in it")));
+    }
     if let Some(pair) = request.env.iter().find(|pair| !pair.contains('=')) {
         return Err(Status::invalid_argument(format!("{pair:?} is not NAME=VALUE")));
     }
@@ -320,6 +332,22 @@ mod tests {
         assert_eq!(image("quay.io/a/b:1").unwrap(), WantedImage::Named("quay.io/a/b:1".into()));
         for name in ["", "--all", "a b", "a\n"] {
             assert!(image(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn what_no_argument_can_have_in_it_is_refused() {
+        let nul = || "A=\0".to_owned();
+        let plain = RunRequest::default();
+        for request in [
+            RunRequest { env: vec![nul()], ..plain.clone() },
+            RunRequest { labels: vec![nul()], ..plain.clone() },
+            RunRequest { command: vec![nul()], ..plain.clone() },
+            RunRequest { workdir: nul(), ..plain.clone() },
+            RunRequest { user: nul(), ..plain.clone() },
+        ] {
+            let said = refusal(&request);
+            assert!(said.contains("NUL"), "{said}");
         }
     }
 

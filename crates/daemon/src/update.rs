@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, UpdateRequest};
-use godwit_engine::Kept;
 use godwit_engine::foreign::limits::Changes;
-use godwit_migration::{Restart, Service};
+use godwit_engine::{EngineError, Kept};
+use godwit_migration::{Restart, Service, error_chain};
 use tonic::Status;
 
 use crate::adopt::refused;
@@ -55,8 +55,14 @@ pub(crate) async fn update(node: &Arc<Node>, request: UpdateRequest) -> Result<a
         }
     }
     // A move takes from here what the destination gives it.
-    if !node.state.change_service(&service).map_err(internal)? {
-        return Err(Status::aborted(format!("service {name} has changed meanwhile; try again")));
+    let recorded = match node.state.change_service(&service) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Status::aborted(format!("service {name} has changed meanwhile; try again"))),
+        Err(error) => Err(internal(error)),
+    };
+    if let Err(error) = recorded {
+        change_back(node, &before, &service).await;
+        return Err(error);
     }
     node.events.tell("service", "updated", &name, "");
     show(node, owned(node, &name)?).await
@@ -82,9 +88,40 @@ async fn change_kept(
         pids_limit: request.pids_limit,
         restart: restart.map(wanted_restart),
     };
-    let changed = node.keeper(kept).change(&node.local().config(old), &changes).await;
-    kept.definition = changed.map_err(refused)?;
+    kept.definition = match node.keeper(kept).change(&node.local().config(old), &changes).await {
+        Err(EngineError::NotFound(name)) => {
+            return Err(Status::failed_precondition(format!(
+                "{} has no such container any more; `godwit rm {name}` removes what is left of service {name}",
+                kept.keeper.title()
+            )));
+        }
+        changed => changed.map_err(refused)?,
+    };
     Ok(())
+}
+
+/// Has the engine that keeps a container go back to what is recorded of it: what it was changed to is not.
+async fn change_back(node: &Node, before: &Owned, changed: &Service) {
+    let old = &before.service;
+    let Some(kept) = &old.kept else { return };
+    // What is recorded may be another thing by now.
+    let recorded = match owned(node, &old.name) {
+        Ok(recorded) if recorded.service.id == old.id => recorded.service,
+        Ok(_) => return,
+        Err(error) => {
+            tracing::error!(service = %old.name, error = error.message(), "its limits may be others than are recorded");
+            return;
+        }
+    };
+    if let Err(error) = node.keeper(kept).change_back(&node.local().config(&recorded)).await {
+        tracing::error!(service = %old.name, error = %error_chain(&error), "it has other limits than are recorded");
+    }
+    let stays = |recorded: bool, changed: bool| !recorded && changed;
+    if stays(recorded.memory_bytes != 0, changed.memory_bytes != 0)
+        || stays(recorded.cpu_millis != 0, changed.cpu_millis != 0)
+    {
+        tracing::error!(service = %old.name, "it has a limit that is not recorded, which its engine cannot lift");
+    }
 }
 
 /// What a service uses fits into its memory limit; a kernel with cgroups of version 2 would kill one that does not.

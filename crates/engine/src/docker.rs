@@ -379,9 +379,8 @@ impl Keeps for Docker {
         self.change_limits(config, id, changes).await
     }
 
-    async fn hold_limits(&self, _: &ContainerConfig, _: &str) -> Result<(), EngineError> {
-        // It has come to know them.
-        Ok(())
+    async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        self.change_limits_back(config, id).await
     }
 
     fn prepare_starts(&self, config: &ContainerConfig, record: &Record) -> Result<(), EngineError> {

@@ -299,7 +299,11 @@ impl Keeps for Podman {
 
     async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
-        self.update(config, id, &definition).await
+        // One that does not run has them at its next start.
+        match self.look(&config.name, id).await? {
+            Some(look) if look.running => self.update(config, id, &definition).await,
+            _ => Ok(()),
+        }
     }
 
     fn prepare_starts(&self, _: &ContainerConfig, _: &Record) -> Result<(), EngineError> {

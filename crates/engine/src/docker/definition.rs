@@ -308,6 +308,25 @@ impl Definition {
         Ok((self, told.into()))
     }
 
+    /// Its limits, in words of `docker update`, for which 0 changes nothing; and its policy, unless it is told that by itself.
+    pub(super) fn limits_and_policy(&self, without_policy: bool) -> Value {
+        let host = &self.host;
+        let mut told = json!({
+            "Memory": host.memory,
+            "MemorySwap": host.memory_swap,
+            "PidsLimit": host.pids_limit.unwrap_or(-1),
+        });
+        // The one excludes the other.
+        match host.nano_cpus {
+            0 => (told["CpuQuota"], told["CpuPeriod"]) = (host.cpu_quota.into(), host.cpu_period.into()),
+            nano_cpus => told["NanoCpus"] = nano_cpus.into(),
+        }
+        if !without_policy {
+            told["RestartPolicy"] = json!(host.restart_policy);
+        }
+        told
+    }
+
     /// What dockerd of this node is given: it is in no network of Docker's, its runtime steps in for runc, and Docker does not
     /// start it by itself.
     pub(super) fn to_create(&self, image: &str, runtime: &str, token: &str) -> Value {
@@ -405,6 +424,10 @@ mod tests {
         let policy = json!({ "Name": "on-failure", "MaximumRetryCount": 2 });
         assert_eq!(told, json!({ "NanoCpus": 500_000_000, "PidsLimit": -1, "RestartPolicy": policy }));
         assert_eq!(changed.restart_policy(), policy);
+        let told = changed.limits_and_policy(false);
+        assert_eq!((&told["NanoCpus"], &told["PidsLimit"]), (&json!(500_000_000), &json!(-1)));
+        assert_eq!((&told["RestartPolicy"], &told["CpuQuota"]), (&policy, &Value::Null));
+        assert_eq!(changed.limits_and_policy(true)["RestartPolicy"], Value::Null);
         let lift = Changes { memory_bytes: Some(0), ..Changes::default() };
         assert!(plain.clone().changed(&lift).unwrap_err().contains("--memory"));
         let lift = Changes { cpu_millis: Some(0), ..Changes::default() };

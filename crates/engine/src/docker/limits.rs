@@ -8,6 +8,9 @@ use crate::foreign::limits::Changes;
 use crate::foreign::record::Record;
 use crate::foreign::{Keeps, SHORT};
 
+/// What dockerd is asked to do, for the reader of an error.
+const ACTION: &str = "change limits and restart policy of";
+
 impl Docker {
     /// Has dockerd change them; the definition from here on.
     pub(super) async fn change_limits(
@@ -16,7 +19,6 @@ impl Docker {
         id: &str,
         changes: &Changes,
     ) -> Result<Value, EngineError> {
-        const ACTION: &str = "change limits and restart policy of";
         // The policy that has come with it is not to follow this one.
         let _alone = self.care().telling.lock().await;
         if Record::of(config)?.owes_policy {
@@ -30,5 +32,18 @@ impl Docker {
             self.about(config, ACTION, &format!("/containers/{id}/update"), Some(&told), SHORT).await?;
         }
         Ok(changed.value())
+    }
+
+    /// Has dockerd change them to those of the definition.
+    pub(super) async fn change_limits_back(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+    ) -> Result<(), EngineError> {
+        let _alone = self.care().telling.lock().await;
+        let owes_policy = Record::of(config)?.owes_policy;
+        let (_, definition) = self.kept(config)?;
+        let told = definition.limits_and_policy(owes_policy);
+        self.about(config, ACTION, &format!("/containers/{id}/update"), Some(&told), SHORT).await
     }
 }

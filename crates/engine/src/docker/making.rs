@@ -167,6 +167,7 @@ impl Docker {
         if self.image(name, &id).await?.is_some() {
             return Ok(id);
         }
+        packed.fits(&self.info(name).await?.docker_root_dir).map_err(|error| broken(error.to_string()))?;
         let (to, pieces) = mpsc::channel(PIECES);
         let packing = tokio::task::spawn_blocking(move || packed.write(Pieces::new(to)));
         let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;

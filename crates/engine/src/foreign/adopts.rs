@@ -102,6 +102,9 @@ pub trait Adopts: Send + Sync {
         config: &ContainerConfig,
         changes: &Changes,
     ) -> Result<serde_json::Value, EngineError>;
+    /// Has the engine give a container the limits and the policy of its definition again, after a change that does not count.
+    /// A limit that the definition has not stays.
+    async fn change_back(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// The ID of a container in this node's engine; nothing where it is not here.
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
 }
@@ -270,6 +273,11 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
         changes: &Changes,
     ) -> Result<serde_json::Value, EngineError> {
         self.change_it(config, &Record::of(config)?.id, changes).await
+    }
+
+    async fn change_back(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let id = Record::of(config)?.id;
+        self.hold_limits(config, &id).await
     }
 
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError> {

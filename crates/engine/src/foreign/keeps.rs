@@ -223,7 +223,8 @@ pub(crate) trait Keeps: Send + Sync {
         changes: &Changes,
     ) -> Result<serde_json::Value, EngineError>;
 
-    /// Has a container that runs have the limits of its definition, where its engine starts it with others.
+    /// Has a container have the limits of its definition again, and its policy where the engine changes that: its engine has
+    /// started it with others, or was told others. Those that the definition has not cannot be lifted.
     async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
     /// Has the next starts of a container that was made here, or has come here, be in godwit's network namespace.

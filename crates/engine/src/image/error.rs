@@ -230,6 +230,24 @@ pub enum ArchiveFault {
         /// What is allowed.
         limit: usize,
     },
+    /// A part of it is to be got from elsewhere.
+    #[error("its {what} names other places that it is to come from; export the image whole")]
+    Elsewhere {
+        /// Which part.
+        what: &'static str,
+    },
+    /// It would fill the disk of an engine.
+    #[error(
+        "it has {needed} bytes, and the disk with {} has {free} left; free some space", storage.display()
+    )]
+    Large {
+        /// What it takes.
+        needed: u64,
+        /// What there is.
+        free: u64,
+        /// Where it would be.
+        storage: PathBuf,
+    },
     /// A layer cannot be unpacked.
     #[error("its layer {layer} cannot be unpacked: {fault}")]
     Layer {

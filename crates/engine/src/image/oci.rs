@@ -59,17 +59,10 @@ impl Store {
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let layout = Layout::open(&location).map_err(fault)?;
         let found = choose(&layout, wanted.as_deref()).map_err(fault)?;
-        let diff_ids = found.config.rootfs().diff_ids();
-        let layers = found.manifest.layers();
-        if diff_ids.len() != layers.len() {
-            return Err(fault(ArchiveFault::LayerCount { diff_ids: diff_ids.len(), layers: layers.len() }));
-        }
-        if layers.len() > MAX_LAYERS {
-            return Err(fault(ArchiveFault::TooManyLayers { layers: layers.len(), limit: MAX_LAYERS }));
-        }
+        found.check_layers().map_err(fault)?;
+        let (diff_ids, layers) = (found.config.rootfs().diff_ids(), found.manifest.layers());
         let mut digests = Vec::with_capacity(layers.len());
         for (descriptor, diff_id) in layers.iter().zip(diff_ids) {
-            check_type("layer", descriptor.media_type(), &LAYER_TYPES).map_err(fault)?;
             let diff_id: Digest = diff_id
                 .parse()
                 .map_err(|_| fault(ArchiveFault::DigestAlgorithm { digest: diff_id.clone() }))?;
@@ -133,6 +126,20 @@ pub(super) struct Found {
     pub(super) manifest: ImageManifest,
     config: ImageConfiguration,
     name: Option<String>,
+}
+
+impl Found {
+    /// Its layers are ones that can be unpacked, as many as the configuration has.
+    pub(super) fn check_layers(&self) -> Result<(), ArchiveFault> {
+        let (diff_ids, layers) = (self.config.rootfs().diff_ids().len(), self.manifest.layers());
+        if diff_ids != layers.len() {
+            return Err(ArchiveFault::LayerCount { diff_ids, layers: layers.len() });
+        }
+        if layers.len() > MAX_LAYERS {
+            return Err(ArchiveFault::TooManyLayers { layers: layers.len(), limit: MAX_LAYERS });
+        }
+        layers.iter().try_for_each(|layer| check_type("layer", layer.media_type(), &LAYER_TYPES))
+    }
 }
 
 /// `PATH:NAME` when there is no file of that whole name.

@@ -16,7 +16,6 @@ use serde_json::json;
 use super::digest::Hashing;
 use super::oci::{Found, Layout, choose, sha256, split_reference};
 use super::{ArchiveFault, Digest, ImageError};
-use crate::rootfs::MAX_LAYERS;
 
 /// An image that can be packed.
 pub(crate) struct Packed {
@@ -44,12 +43,37 @@ impl Packed {
         let (location, wanted) = split_reference(path);
         let layout = Layout::open(&location).map_err(fault)?;
         let found = choose(&layout, wanted.as_deref()).map_err(fault)?;
-        let layers = found.manifest.layers().len();
-        if layers > MAX_LAYERS {
-            return Err(fault(ArchiveFault::TooManyLayers { layers, limit: MAX_LAYERS }));
-        }
+        found.check_layers().map_err(fault)?;
         let id = sha256(found.manifest.config().digest()).map_err(fault)?;
-        Ok(Self { path: path.to_path_buf(), layout, found, id })
+        let packed = Self { path: path.to_path_buf(), layout, found, id };
+        for (what, blob) in packed.blobs() {
+            // An engine would get it from there, whatever is here.
+            if blob.urls().as_ref().is_some_and(|urls| !urls.is_empty()) {
+                return Err(fault(ArchiveFault::Elsewhere { what }));
+            }
+        }
+        Ok(packed)
+    }
+
+    /// Refuses an image that the disk of an engine's storage cannot hold.
+    pub(crate) fn fits(&self, storage: &Path) -> Result<(), PackError> {
+        let stat = rustix::fs::statvfs(storage).map_err(|error| {
+            let said = format!("the free space of {} is not told: {error}", storage.display());
+            io::Error::new(io::Error::from(error).kind(), said)
+        })?;
+        let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+        let needed = self.blobs().fold(0_u64, |sum, (_, blob)| sum.saturating_add(blob.size()));
+        match needed > free {
+            true => Err(self.fault(ArchiveFault::Large { needed, free, storage: storage.to_owned() }).into()),
+            false => Ok(()),
+        }
+    }
+
+    /// All that it is made of.
+    fn blobs(&self) -> impl Iterator<Item = (&'static str, &Descriptor)> {
+        let Found { descriptor, manifest, .. } = &self.found;
+        let blobs = [("manifest", descriptor), ("configuration", manifest.config())].into_iter();
+        blobs.chain(manifest.layers().iter().map(|layer| ("layer", layer)))
     }
 
     /// Its ID in an engine: the digest of its configuration.
@@ -77,8 +101,7 @@ impl Packed {
             archive.append_data(&mut header(text.len() as u64), name, text.as_bytes())?;
         }
         let mut written = Vec::new();
-        let blobs = [("manifest", descriptor), ("configuration", manifest.config())].into_iter();
-        for (what, blob) in blobs.chain(manifest.layers().iter().map(|layer| ("layer", layer))) {
+        for (what, blob) in self.blobs() {
             if !written.contains(&blob.digest()) {
                 self.copy(&mut archive, what, blob)?;
                 written.push(blob.digest());

@@ -1,5 +1,6 @@
-//! Podman changes limits of a container that runs, and forgets them: its next start has those with which it was made. So godwit
-//! has Podman change them after each start here. Where the container goes Podman makes it with the limits that it has then.
+//! Podman 4.3.1 changes limits of a container that runs, and forgets them: its next start has those with which it was made. It
+//! changes neither a restart policy nor a limit of processes. Newer ones were not tried, and are taken to do the same. So godwit
+//! has Podman change limits after each start here. Where the container goes Podman makes it with the limits that it has then.
 
 use serde_json::Value;
 
@@ -20,7 +21,7 @@ impl Definition {
     /// The definition with other limits, or what Podman cannot change.
     pub(super) fn changed(mut self, changes: &Changes) -> Result<Self, String> {
         let unknown =
-            |what: &str| format!("Podman cannot change {what}; make the container anew with another");
+            |what: &str| format!("Podman (4.3.1) cannot change {what}; make the container anew with another");
         if changes.restart.is_some() {
             return Err(unknown("a restart policy (--restart)"));
         }
@@ -81,10 +82,12 @@ impl Podman {
         let (_, definition) = self.kept(config)?;
         let changed = definition.changed(changes).map_err(failed)?;
         let look = self.look(&config.name, id).await?;
-        if look.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.running {
+        let look = look.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
+        // First: whatever comes of this, its next start has those that are recorded.
+        Record::change(config, |record| record.limited = true)?;
+        if look.running {
             self.update(config, id, &changed).await?;
         }
-        Record::change(config, |record| record.limited = true)?;
         Ok(changed.value())
     }
 

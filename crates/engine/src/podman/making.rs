@@ -178,6 +178,7 @@ impl Podman {
         if self.has_image(name, &id).await? {
             return Ok(id);
         }
+        packed.fits(&self.storage(name).await?.root).map_err(|error| broken(&error))?;
         let (to, mut pieces) = mpsc::channel(PIECES);
         let packing = tokio::task::spawn_blocking(move || {
             // All that is sent was sent when it returns.
