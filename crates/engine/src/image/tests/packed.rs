@@ -62,3 +62,29 @@ fn a_layer_that_is_not_the_one_that_is_meant_is_found_as_it_is_packed() {
     let error = files(&packed).unwrap_err();
     assert!(matches!(error, PackError::Image(_)) && error.to_string().contains("layer"), "{error}");
 }
+
+#[test]
+fn what_an_engine_would_get_elsewhere_or_not_unpack_is_refused() {
+    const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
+    let scratch = scratch();
+    let layout = Written::new(scratch.path().join("layout"));
+    let blob = layout.blob(&simple_layer());
+    let id = blob.0.to_string();
+    let with = |layer: serde_json::Value, diff_ids: &[String]| {
+        layout.index(&[layout.image_of(vec![layer], diff_ids, machine_architecture())]);
+        Packed::open(&layout.path)
+    };
+    let said = |found: Result<Packed, ImageError>| found.err().unwrap().to_string();
+    let layer = || Written::descriptor(TAR, &blob);
+    with(layer(), std::slice::from_ref(&id)).unwrap().fits(scratch.path()).unwrap();
+    let mut elsewhere = layer();
+    elsewhere["urls"] = serde_json::json!(["https://example.org/layer"]);
+    assert!(said(with(elsewhere, std::slice::from_ref(&id))).contains("layer names other places"));
+    assert!(said(with(layer(), &[])).contains("lists 0 layers and its manifest 1"));
+    let encrypted = Written::descriptor(&format!("{TAR}+encrypted"), &blob);
+    assert!(said(with(encrypted, std::slice::from_ref(&id))).contains("+encrypted"));
+    let mut large = layer();
+    large["size"] = (1_u64 << 60).into();
+    let error = with(large, std::slice::from_ref(&id)).unwrap().fits(scratch.path()).unwrap_err();
+    assert!(matches!(error, PackError::Image(_)) && error.to_string().contains("free some space"), "{error}");
+}
