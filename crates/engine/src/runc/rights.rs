@@ -50,7 +50,10 @@ fn allowed(config: &ContainerConfig, json: &Value) -> Allowed {
     };
     let held = texts(&json["process"]["capabilities"]["bounding"]);
     let bits = (0u32..).zip(ALL).filter(|(_, name)| held.iter().any(|held| held == *name));
-    let standard = |path: &str| config.mounts.iter().any(|mount| mount.target == Path::new(path));
+    // Of the node's: a tmpfs or a volume there shows nothing of what the check is about.
+    let brought = |path: &str| {
+        config.mounts.iter().any(|mount| mount.bind().is_some() && mount.target == Path::new(path))
+    };
     let filter = &json["linux"]["seccomp"];
     Allowed {
         capabilities: bits.fold(0, |set, (bit, _)| set | 1 << bit),
@@ -64,7 +67,7 @@ fn allowed(config: &ContainerConfig, json: &Value) -> Allowed {
             .into_iter()
             .filter(|path| path.starts_with("/proc/") && Path::new(path).exists())
             .collect(),
-        own_proc: standard("/proc") || standard("/sys"),
+        own_proc: brought("/proc") || brought("/sys"),
     }
 }
 
@@ -72,11 +75,10 @@ fn allowed(config: &ContainerConfig, json: &Value) -> Allowed {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::container::User;
+    use crate::container::{Mount, MountKind, User};
 
-    #[test]
-    fn the_set_is_the_definitions_own() {
-        let config = ContainerConfig {
+    fn config() -> ContainerConfig {
+        ContainerConfig {
             name: "web".parse().unwrap(),
             directory: "/d".into(),
             rootfs: "/r".into(),
@@ -92,7 +94,29 @@ mod tests {
             workdir: "/".into(),
             confinement: crate::confinement::Confinement::default(),
             kept: None,
+        }
+    }
+
+    #[test]
+    fn only_a_directory_of_the_node_takes_the_place_of_proc_or_sys() {
+        let own_proc = |kind: MountKind, target: &str| {
+            let mounts = vec![Mount { kind, target: target.into(), read_only: false }];
+            let config = ContainerConfig { mounts, ..config() };
+            let json = spec::config_json(&config, &[], &[], None).unwrap();
+            allowed(&config, &json).own_proc
         };
+        for target in ["/proc", "/sys"] {
+            assert!(!own_proc(MountKind::Tmpfs { size_bytes: 0 }, target), "{target}");
+            assert!(!own_proc(MountKind::Volume { name: "data".parse().unwrap() }, target), "{target}");
+            let bind =
+                MountKind::Bind { source: target.into(), on_move: crate::container::OnMove::default() };
+            assert!(own_proc(bind, target), "{target}");
+        }
+    }
+
+    #[test]
+    fn the_set_is_the_definitions_own() {
+        let config = config();
         let json = spec::config_json(&config, &[], &[], None).unwrap();
         let allowed = allowed(&config, &json);
         // As /proc/PID/status of a service shows it: with CAP_AUDIT_WRITE.
