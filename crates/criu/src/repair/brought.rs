@@ -5,7 +5,7 @@
 //! what an engine had of its own there goes.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -29,20 +29,22 @@ pub const READ_ONLY: u32 = 1;
 pub const CONFINED: u32 = 2 | 4 | 8;
 
 /// What becomes of a mount from outside.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Becomes {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Becomes<'a> {
     /// The container is without it.
     Nothing,
     /// A tmpfs.
     Tmpfs {
         /// What it is mounted as.
-        source: String,
+        source: &'a str,
         /// Its options, as mount(8) takes them.
-        options: String,
+        options: &'a str,
         /// Its flags, as mount(2) takes them.
         flags: u32,
         /// What is in it: a tar archive, by gzip.
-        contents: Vec<u8>,
+        contents: &'a [u8],
+        /// Whether no other mount may become one: what was one place would be two.
+        is_only: bool,
     },
 }
 
@@ -90,32 +92,41 @@ impl Mount {
 ///
 /// # Errors
 /// The images cannot be read, are damaged, or cannot be written.
-pub fn brought_mounts(
+pub fn brought_mounts<'b>(
     images: &Path,
-    change: impl Fn(&str, bool) -> Option<Becomes>,
+    change: impl Fn(&str, bool) -> Option<Becomes<'b>>,
 ) -> Result<(), ImageError> {
     let failed = |source| ImageError::Read { path: images.to_owned(), source };
-    let mut contents = Vec::new();
+    let mut made = Made::default();
     for entry in fs::read_dir(images).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
             continue;
         }
-        rewrite(&path, ImageKind::Mountpoints, |records| changed(records, &change, &mut contents).map(Some))?;
+        rewrite(&path, ImageKind::Mountpoints, |records| changed(records, &change, &mut made).map(Some))?;
     }
-    for (device, contents) in contents {
+    for (device, contents) in made.contents {
         let path = images.join(format!("tmpfs-dev-{device}.tar.gz.img"));
         let written = fs::OpenOptions::new().write(true).create_new(true).open(&path);
-        let written = written.and_then(|mut file| std::io::Write::write_all(&mut file, &contents));
+        let written = written.and_then(|mut file| std::io::Write::write_all(&mut file, contents));
         written.map_err(|source| ImageError::Write { path, source })?;
     }
     Ok(())
 }
 
-fn changed<'a>(
+/// What has become a tmpfs, in all namespaces.
+#[derive(Default)]
+struct Made<'b> {
+    /// The number of each, and what is in it.
+    contents: Vec<(u32, &'b [u8])>,
+    /// One of them is the only one.
+    has_only: bool,
+}
+
+fn changed<'a, 'b>(
     records: &[&'a [u8]],
-    change: &impl Fn(&str, bool) -> Option<Becomes>,
-    contents: &mut Vec<(u32, Vec<u8>)>,
+    change: &impl Fn(&str, bool) -> Option<Becomes<'b>>,
+    made: &mut Made<'b>,
 ) -> Result<Vec<Cow<'a, [u8]>>, String> {
     let mounts = records
         .iter()
@@ -132,10 +143,14 @@ fn changed<'a>(
             continue;
         }
         let becomes = change(mount.place(), mount.key.is_some());
-        let Some(Becomes::Tmpfs { source, options, flags, contents: own }) = becomes else {
+        let Some(Becomes::Tmpfs { source, options, flags, contents, is_only }) = becomes else {
             changed.push(Cow::Borrowed(*record));
             continue;
         };
+        if is_only && made.has_only {
+            return Err(format!("{} is mounted from outside more than once", mount.place()));
+        }
+        made.has_only |= is_only;
         // Another file system than all others.
         free += 1;
         if free > LAST_ANONYMOUS {
@@ -146,15 +161,15 @@ fn changed<'a>(
             device: Some(free),
             flags: Some(flags),
             root: Some("/".into()),
-            source: Some(source),
-            options: Some(options),
+            source: Some(source.to_owned()),
+            options: Some(options.to_owned()),
             shared: Some(0),
             master: Some(0),
             filesystem_flags: Some(0),
             key: None,
             ..mount.clone()
         };
-        contents.push((free, own));
+        made.contents.push((free, contents));
         changed.push(Cow::Owned(own_mount.encode_to_vec()));
     }
     Ok(changed)
@@ -162,17 +177,20 @@ fn changed<'a>(
 
 /// The numbers of these mounts and of all that are mounted within them.
 fn with_those_within(mounts: &[Mount], is_one: impl Fn(&Mount) -> bool) -> BTreeSet<u32> {
-    let mut found: BTreeSet<u32> =
-        mounts.iter().filter(|mount| is_one(mount)).filter_map(|mount| mount.id).collect();
-    loop {
-        let before = found.len();
-        let within = |mount: &&Mount| mount.parent.is_some_and(|parent| found.contains(&parent));
-        let more: Vec<_> = mounts.iter().filter(within).filter_map(|mount| mount.id).collect();
-        found.extend(more);
-        if found.len() == before {
-            return found;
+    let mut within: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    for mount in mounts {
+        if let (Some(parent), Some(id)) = (mount.parent, mount.id) {
+            within.entry(parent).or_default().push(id);
         }
     }
+    let mut found = BTreeSet::new();
+    let mut next: Vec<_> = mounts.iter().filter(|mount| is_one(mount)).filter_map(|mount| mount.id).collect();
+    while let Some(id) = next.pop() {
+        if found.insert(id) {
+            next.extend(within.get(&id).into_iter().flatten());
+        }
+    }
+    found
 }
 
 #[cfg(test)]
@@ -197,16 +215,23 @@ mod tests {
         }
     }
 
-    fn change(mounts: &[Mount], change: impl Fn(&str, bool) -> Option<Becomes>) -> (Vec<Mount>, Vec<String>) {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("mountpoints-13.img");
+    fn write(path: &Path, mounts: &[Mount]) {
         let mut bytes = [0x5456_4319_u32, 0x5556_3928].map(u32::to_le_bytes).concat();
         for mount in mounts {
             let record = mount.encode_to_vec();
             bytes.extend(u32::try_from(record.len()).unwrap().to_le_bytes());
             bytes.extend(record);
         }
-        fs::write(&path, bytes).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    fn change<'b>(
+        mounts: &[Mount],
+        change: impl Fn(&str, bool) -> Option<Becomes<'b>>,
+    ) -> (Vec<Mount>, Vec<String>) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("mountpoints-13.img");
+        write(&path, mounts);
         brought_mounts(directory.path(), change).unwrap();
         let bytes = fs::read(&path).unwrap();
         let (_, records) = split(&bytes, ImageKind::Mountpoints).unwrap();
@@ -237,11 +262,12 @@ mod tests {
         let on_disk = Mount { device: Some(254 << 20), ..mount(3, 1, "/data", Some("/data")) };
         let all = [mount(2, 1, "/dev/shm", Some("/dev/shm")), mount(1, 0, "/", None), on_disk];
         let (left, files) = change(&all, |place, is_external| {
-            (place == "/dev/shm" && is_external).then(|| Becomes::Tmpfs {
-                source: "shm".into(),
-                options: "size=1k".into(),
+            (place == "/dev/shm" && is_external).then_some(Becomes::Tmpfs {
+                source: "shm",
+                options: "size=1k",
                 flags: CONFINED,
-                contents: b"archive".to_vec(),
+                contents: b"archive",
+                is_only: true,
             })
         });
         let changed = &left[0];
@@ -250,5 +276,23 @@ mod tests {
         assert_eq!((changed.id, changed.parent, changed.place()), (Some(2), Some(1), "/dev/shm"));
         assert_eq!(left[1..], all[1..]);
         assert_eq!(files, ["mountpoints-13.img", "tmpfs-dev-103.tar.gz.img"]);
+    }
+
+    #[test]
+    fn what_is_to_be_one_is_refused_twice_whatever_the_namespace() {
+        let shm = |_: &str, _| {
+            let (source, options, flags) = ("shm", "", CONFINED);
+            Some(Becomes::Tmpfs { source, options, flags, contents: b"archive", is_only: true })
+        };
+        let one = |id| mount(id, 1, "/dev/shm", Some("/dev/shm"));
+        for images in [vec![vec![one(2), one(3)]], vec![vec![one(2)], vec![one(3)]]] {
+            let directory = tempfile::tempdir().unwrap();
+            for (number, mounts) in images.iter().enumerate() {
+                write(&directory.path().join(format!("mountpoints-{number}.img")), mounts);
+            }
+            let error = brought_mounts(directory.path(), shm).unwrap_err().to_string();
+            assert!(error.contains("/dev/shm is mounted from outside more than once"), "{error}");
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), images.len());
+        }
     }
 }

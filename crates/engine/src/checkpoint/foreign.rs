@@ -39,11 +39,12 @@ pub fn make_portable(images: &Path) -> Result<(), ArchiveError> {
     forget_root_mode(images)?;
     stay_in_cgroup(images)?;
     Ok(brought_mounts(images, |place, is_external| {
-        (is_external && COVERED_DIRECTORIES.contains(&place)).then(|| Becomes::Tmpfs {
-            source: "tmpfs".into(),
-            options: String::new(),
+        (is_external && COVERED_DIRECTORIES.contains(&place)).then_some(Becomes::Tmpfs {
+            source: "tmpfs",
+            options: "",
             flags: CONFINED | READ_ONLY,
-            contents: empty.clone(),
+            contents: &empty,
+            is_only: false,
         })
     })?)
 }
@@ -61,15 +62,17 @@ pub fn make_own(unpacked: &Unpacked) -> Result<(), ArchiveError> {
         true => compressed(&unpacked.path(super::DEV_SHM))?,
         false => empty_archive().map_err(ArchiveError::io("write an empty archive"))?,
     };
+    let options = format!("mode=1777,size={DEV_BYTES}");
     forget_root_mode(&unpacked.images())?;
     Ok(brought_mounts(&unpacked.images(), |place, is_external| match place {
         "/run/.containerenv" if is_external => Some(Becomes::Nothing),
         "/sys/fs/cgroup" => Some(Becomes::Nothing),
         "/dev/shm" if is_external => Some(Becomes::Tmpfs {
-            source: "shm".into(),
-            options: format!("mode=1777,size={DEV_BYTES}"),
+            source: "shm",
+            options: &options,
             flags: CONFINED,
-            contents: shm.clone(),
+            contents: &shm,
+            is_only: true,
         }),
         _ => None,
     })?)
