@@ -14,14 +14,14 @@ use godwit_api::v1::{self as api, RestoreInput, RestoreStart, RunRequest, restor
 use godwit_criu::images;
 use godwit_engine::checkpoint::theirs::{self, Theirs};
 use godwit_engine::checkpoint::unpack::{Unpacked, unpack};
-use godwit_engine::checkpoint::{ArchiveError, OWN, VOLUMES, changes, foreign};
+use godwit_engine::checkpoint::{ArchiveError, OWN, changes, foreign, volume};
 use godwit_engine::image::Digest;
 use godwit_engine::{Mount, MountKind, RestoreRequest, files};
 use godwit_migration::blocking::off_worker;
 use godwit_migration::service::Hooks;
 use godwit_migration::{Attachment, Port, Service, error_chain, failpoint};
 use godwit_names::{ServiceName, VolumeName};
-use godwit_network::Subnet;
+use godwit_network::{NetworkError, Subnet};
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
@@ -37,6 +37,9 @@ use crate::status::{internal, invalid};
 
 /// Longest host name (`HOST_NAME_MAX`).
 const LONGEST_HOSTNAME: usize = 64;
+
+/// Where a container has what the kernel shows of itself, and is not to write to it.
+const KERNELS: &[&str] = &["/proc", "/sys"];
 
 fn failed(error: ArchiveError) -> Status {
     match error {
@@ -57,18 +60,17 @@ pub(crate) async fn restore(
     let staging = Staging::new(&node.local().layout).map_err(internal)?;
     let unpacked = receive(&mut input, staging.path()).await?;
     let (mut service, archived) = described(&unpacked, &start)?;
+    if !start.ignore_volumes {
+        has_volumes(&unpacked, &service)?;
+    }
     let connections = images::connections(&unpacked.images()).map_err(invalid)?;
     if connections > 0 && !start.tcp_established {
         return Err(Status::failed_precondition(format!(
             "the archive has {connections} established TCP connections; restore them with --tcp-established, if their peers still have them"
         )));
     }
-    let request = asked(
-        node,
-        &service,
-        &start,
-        archived.as_deref().filter(|_| connections > 0 || start.name.is_empty()),
-    )?;
+    let stays = connections > 0 || start.name.is_empty();
+    let request = asked(node, &service, &start, (&archived, stays))?;
     let (network, addresses, _occupied) =
         reserve(node, &service.name, &request, service.publish.clone()).await?;
     (service.network, service.address) =
@@ -93,9 +95,7 @@ pub(crate) async fn restore(
         making.undo().await;
         return Err(error);
     }
-    failpoint::point("restore.resumed").await;
     staging.went_well();
-    node.state.put_service(&service).map_err(internal)?;
     if let Err(error) = node.local().made(&service) {
         // The state is read before the mark is believed.
         tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
@@ -121,7 +121,7 @@ async fn receive(input: &mut Streaming<RestoreInput>, staging: &Path) -> Result<
 }
 
 /// The service that an archive describes, on no network yet, and the addresses that it had.
-fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Option<Vec<Ipv4Addr>>), Status> {
+fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Vec<Ipv4Addr>), Status> {
     let refused = |reason: &str| Status::invalid_argument(format!("the archive is refused: {reason}"));
     let (mut service, addresses) = if unpacked.is_own() {
         let own = unpacked.document(OWN).map_err(failed)?;
@@ -145,9 +145,9 @@ fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Opti
             return Err(refused("it wants a directory of this node"));
         }
         let addresses = service.addresses();
-        (service, Some(addresses))
+        (service, addresses)
     } else {
-        (of_podman(theirs::read(unpacked).map_err(failed)?, start)?, None)
+        (of_podman(theirs::read(unpacked).map_err(failed)?, start)?, Vec::new())
     };
     check(&service)?;
     if !start.name.is_empty() {
@@ -180,6 +180,11 @@ fn check(service: &Service) -> Result<(), Status> {
     }
     convert::ports(&convert::shown_ports(&service.publish))?;
     convert::mounts(&service.mounts.iter().map(as_asked).collect::<Vec<_>>())?;
+    if let Some(mount) =
+        service.mounts.iter().find(|mount| KERNELS.iter().any(|path| mount.target == Path::new(path)))
+    {
+        return refused(&format!("its service has a mount on {}", mount.target.display()));
+    }
     service.confinement.check().map_err(invalid)
 }
 
@@ -248,22 +253,22 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
     })
 }
 
-/// What `godwit run` would be asked to reserve for the service, with these addresses of its where it is to have them again.
+/// What `godwit run` would be asked to reserve for the service, on the networks of the addresses that it had, which it has again
+/// if it `stays` at them.
 fn asked(
     node: &Node,
     service: &Service,
     start: &RestoreStart,
-    archived: Option<&[Ipv4Addr]>,
+    (archived, stays): (&[Ipv4Addr], bool),
 ) -> Result<RunRequest, Status> {
-    let networks = match archived {
-        Some(addresses) if start.address.is_empty() => {
-            addresses.iter().map(|address| network_of(node, *address)).collect::<Result<_, _>>()?
-        }
-        _ => Vec::new(),
-    };
+    let of = |network: api::Network| Ok((network.subnet.parse().map_err(internal)?, network.name));
+    let known = known_networks(node).map_err(internal)?.into_iter().map(of);
+    let known = known.collect::<Result<Vec<_>, Status>>()?;
+    let networks = networks(&known, archived, &start.address, stays)?;
     Ok(RunRequest {
         name: service.name.to_string(),
-        address: start.address.clone(),
+        // Where it is not the address on one of these.
+        address: if networks.is_empty() { start.address.clone() } else { String::new() },
         networks,
         mounts: service.mounts.iter().filter(|mount| mount.volume().is_some()).map(as_asked).collect(),
         publish: convert::shown_ports(&service.publish),
@@ -271,17 +276,47 @@ fn asked(
     })
 }
 
-/// The network that an address is of, in the words of `godwit run --network`.
-fn network_of(node: &Node, address: Ipv4Addr) -> Result<String, Status> {
-    for network in known_networks(node).map_err(internal)? {
-        let subnet: Subnet = network.subnet.parse().map_err(internal)?;
-        if subnet.contains(address) {
-            return Ok(format!("{}:ip={address}", network.name));
+/// The networks of the addresses that a service had, in the words of `godwit run --network`: with the address that it is given
+/// on one of them, and else with those that it had, if it `stays` at them. One that had a single address may be given one
+/// that is of no such network.
+fn networks(
+    known: &[(Subnet, String)],
+    archived: &[Ipv4Addr],
+    given: &str,
+    stays: bool,
+) -> Result<Vec<String>, Status> {
+    let given = match given {
+        "" => None,
+        text => Some(
+            text.parse()
+                .map_err(|_| Status::invalid_argument(format!("{text:?} is not a valid IPv4 address")))?,
+        ),
+    };
+    let of = |address: Ipv4Addr| known.iter().find(|(subnet, _)| subnet.contains(address));
+    let is_given = |subnet: &Subnet| given.filter(|given| subnet.contains(*given));
+    if let Some(given) = given
+        && !archived.iter().any(|address| of(*address).is_some_and(|(subnet, _)| subnet.contains(given)))
+    {
+        if archived.len() > 1 {
+            return Err(Status::failed_precondition(format!(
+                "{given} is of none of the {} networks that the service of the archive was on",
+                archived.len()
+            )));
         }
+        return Ok(Vec::new());
     }
-    Err(Status::failed_precondition(format!(
-        "the service of the archive had the address {address}, which no network of this cluster has; give it another with --ip"
-    )))
+    let wanted = |address: &Ipv4Addr| {
+        let Some((subnet, name)) = of(*address) else {
+            return Err(Status::failed_precondition(format!(
+                "the service of the archive had the address {address}, which no network of this cluster has; give it another with --ip"
+            )));
+        };
+        Ok(match is_given(subnet).or(Some(*address).filter(|_| stays)) {
+            Some(address) => format!("{name}:ip={address}"),
+            None => name.clone(),
+        })
+    };
+    archived.iter().map(wanted).collect()
 }
 
 /// Finds its layers here, or imports them from the file that the user names.
@@ -353,6 +388,16 @@ fn take_layers(service: &mut Service, from: String, found: Vec<String>, is_own: 
     Ok(())
 }
 
+/// Refuses an archive that lacks a volume of its service: it was made without.
+fn has_volumes(unpacked: &Unpacked, service: &Service) -> Result<(), Status> {
+    match service.volumes().find(|name| !unpacked.has(&volume(name))) {
+        None => Ok(()),
+        Some(name) => Err(Status::failed_precondition(format!(
+            "the archive does not have volume {name} of its service; restore it with --ignore-volumes, which uses the volume {name} of this node, or an empty one"
+        ))),
+    }
+}
+
 /// The volumes that are to be made: all of them, unless those of this node are to be used.
 fn fresh_volumes(node: &Node, service: &Service, ignore_volumes: bool) -> Result<Vec<VolumeName>, Status> {
     let mut fresh = Vec::new();
@@ -415,6 +460,9 @@ impl Making<'_> {
         // Its first answers find the port open.
         local.network.open(service).await.map_err(internal)?;
         local.engine.cont(&config, &stopped).await.map_err(internal)?;
+        failpoint::point("restore.resumed").await;
+        self.node.state.put_service(service).map_err(internal)?;
+        // Not before it is this node's: until then they go with it.
         off_worker(|| local.unmark_volumes(service)).map_err(internal)
     }
 
@@ -430,10 +478,7 @@ impl Making<'_> {
         };
         let put = tokio::task::spawn_blocking(move || {
             changes::apply(&unpacked, &root)?;
-            names.iter().try_for_each(|name| {
-                let archive = unpacked.join(VOLUMES).join(format!("{name}.tar"));
-                changes::apply_tar(&archive, &volumes.join(name), &format!("volume {name}"))
-            })
+            names.iter().try_for_each(|name| changes::apply_volume(&unpacked, name, &volumes.join(name)))
         });
         put.await.map_err(internal)?.map_err(failed)
     }
@@ -444,6 +489,17 @@ impl Making<'_> {
         let told = |error: &dyn std::error::Error| {
             tracing::error!(service = %service.name, error = %error, "cannot remove a service that was half restored");
         };
+        // Before anything else: what ends now must not tell its peers, who may have the connections elsewhere, or once more
+        // after another restore.
+        match local.network.close(service).await {
+            // It failed before it was plugged in.
+            Ok(()) | Err(NetworkError::NoEndpoint { .. }) => {}
+            Err(error) => told(&error),
+        }
+        if let Err(error) = self.node.state.remove_service(service) {
+            told(&error);
+            return;
+        }
         if let Err(error) = local.clear(service).await {
             told(&error);
             return;
@@ -459,5 +515,32 @@ impl Making<'_> {
                 Err(error) => told(&error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_on_the_networks_that_it_was_on() {
+        let known: Vec<(Subnet, String)> = [("10.88.0.0/16", "default"), ("10.89.0.0/24", "back")]
+            .map(|(subnet, name)| (subnet.parse().unwrap(), name.to_owned()))
+            .into();
+        let asked = |archived: &[&str], given: &str, stays: bool| {
+            let archived: Vec<_> = archived.iter().map(|address| address.parse().unwrap()).collect();
+            networks(&known, &archived, given, stays).map_err(|status| status.message().to_owned())
+        };
+        let both = ["10.88.0.5", "10.89.0.6"];
+        assert_eq!(asked(&both, "", true).unwrap(), ["default:ip=10.88.0.5", "back:ip=10.89.0.6"]);
+        assert_eq!(asked(&both, "", false).unwrap(), ["default", "back"]);
+        assert_eq!(asked(&both, "10.89.0.7", false).unwrap(), ["default", "back:ip=10.89.0.7"]);
+        assert_eq!(asked(&both, "10.89.0.7", true).unwrap(), ["default:ip=10.88.0.5", "back:ip=10.89.0.7"]);
+        assert_eq!(asked(&["10.7.0.1"], "10.88.0.9", true).unwrap(), [""; 0]);
+        assert_eq!(asked(&[], "10.88.0.9", true).unwrap(), [""; 0]);
+        assert!(asked(&["10.7.0.1"], "", false).unwrap_err().contains("10.7.0.1"));
+        assert!(asked(&both, "10.7.0.1", true).unwrap_err().contains("none of the 2 networks"));
+        assert!(asked(&both, "x", true).unwrap_err().contains("not a valid IPv4 address"));
     }
 }

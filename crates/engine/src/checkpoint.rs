@@ -26,7 +26,8 @@ pub mod pack;
 pub mod theirs;
 pub mod unpack;
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 
 /// What godwit knows of the service.
 pub const OWN: &str = "godwit.json";
@@ -104,9 +105,51 @@ impl ArchiveError {
 pub(crate) const RESERVE: u64 = 64 << 20;
 
 /// Whether so much more fits on the disk of a file, and the reserve stays.
-pub(crate) fn fits(file: &std::fs::File, more: u64) -> io::Result<bool> {
+pub(crate) fn fits(file: &File, more: u64) -> io::Result<bool> {
     let stat = rustix::fs::fstatvfs(file)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >= RESERVE.saturating_add(more))
+}
+
+/// After so many bytes it is looked again whether there is room.
+const LOOK: u64 = 16 << 20;
+
+/// A file that is written as long as there is room.
+pub(crate) struct Roomy {
+    file: File,
+    /// Bytes that were found to fit.
+    left: u64,
+}
+
+impl Roomy {
+    pub(crate) fn new(file: File) -> Self {
+        Self { file, left: 0 }
+    }
+}
+
+impl Write for Roomy {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let wanted = data.len() as u64;
+        if self.left < wanted {
+            let more = LOOK.max(wanted);
+            if !fits(&self.file, more)? {
+                return Err(io::Error::new(io::ErrorKind::StorageFull, "the disk of this node is full"));
+            }
+            self.left = more;
+        }
+        let written = self.file.write(data)?;
+        self.left = self.left.saturating_sub(written as u64);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The member that a volume is.
+#[must_use]
+pub fn volume(name: &str) -> String {
+    format!("{VOLUMES}/{name}.tar")
 }
 
 /// A name that a file in a directory of an archive may have: nothing in it leads anywhere.

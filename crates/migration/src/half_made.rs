@@ -7,6 +7,7 @@ use std::path::Path;
 
 use godwit_names::ServiceName;
 
+use crate::blocking::off_worker;
 use crate::error::io_error;
 use crate::incarnation::Incarnation;
 use crate::resources::{LocalError, NodeResources};
@@ -70,7 +71,8 @@ impl NodeResources {
         };
         let service = left.as_service(&name);
         if self.cluster.known(&service)?.here.is_some() {
-            // It had all but lost its mark.
+            // It had all but lost its marks.
+            off_worker(|| self.unmark_volumes(&service))?;
             return unmark(directory);
         }
         tracing::warn!(service = %name, id = left.id, "it was being created when godwitd ended, and is removed");

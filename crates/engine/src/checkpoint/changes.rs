@@ -6,16 +6,18 @@
 //! that hides another each name of that is listed that it does not have itself.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
+use serde::de::{Deserialize, Deserializer, Error as _, SeqAccess, Visitor};
 
-use super::{ArchiveError, DELETED, ROOTFS_DIFF};
+use super::{ArchiveError, DELETED, ROOTFS_DIFF, Roomy, volume};
 use crate::beneath::{self, Links, Root};
-use crate::image::capture::{self, Stop, TakenAway};
+use crate::image::capture::{self, Of, Stop, TakenAway};
 use crate::image::layer;
 
 /// Most paths that are gone. A list of more would not be read again.
@@ -29,7 +31,7 @@ const MOST_HIDDEN: usize = 1 << 20;
 /// # Errors
 /// It cannot be read, or written there.
 pub fn write(upper: &Path, lower: &[PathBuf], into: &Path) -> Result<(), ArchiveError> {
-    let taken = tar(upper, &into.join(ROOTFS_DIFF), "the changed files")?;
+    let taken = tar(upper, &into.join(ROOTFS_DIFF), "the changed files", Of::Upper(TakenAway::default()))?;
     let deleted = deleted(upper, lower, taken).map_err(|source| ArchiveError::Read {
         what: "the removed files".into(),
         reason: source.to_string(),
@@ -40,18 +42,19 @@ pub fn write(upper: &Path, lower: &[PathBuf], into: &Path) -> Result<(), Archive
     std::fs::write(&path, text).map_err(ArchiveError::io(format!("write {}", path.display())))
 }
 
-/// Writes a directory as a tar archive.
+/// Writes a directory as a tar archive, in which names and attributes mean nothing but themselves.
 ///
 /// # Errors
 /// It cannot be read, or written there.
 pub fn write_volume(directory: &Path, name: &str, to: &Path) -> Result<(), ArchiveError> {
-    tar(directory, to, &format!("volume {name}")).map(drop)
+    tar(directory, to, &format!("volume {name}"), Of::Files).map(drop)
 }
 
-fn tar(directory: &Path, to: &Path, what: &str) -> Result<TakenAway, ArchiveError> {
+fn tar(directory: &Path, to: &Path, what: &str, of: Of) -> Result<TakenAway, ArchiveError> {
     let failed = |source| ArchiveError::io(format!("write {}", to.display()))(source);
-    let mut out = BufWriter::with_capacity(1 << 20, File::create_new(to).map_err(failed)?);
-    let taken = capture::pack_changes(directory, &mut out).map_err(|stop| match stop {
+    let file = Roomy::new(File::create_new(to).map_err(failed)?);
+    let mut out = BufWriter::with_capacity(1 << 20, file);
+    let taken = capture::pack(directory, &mut out, of).map_err(|stop| match stop {
         Stop::Fault(fault) => ArchiveError::Read { what: what.to_owned(), reason: fault.to_string() },
         Stop::Write(error) => failed(error),
     })?;
@@ -109,6 +112,34 @@ fn is_no_directory(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
 }
 
+/// The paths that are gone, no more than [`MOST_DELETED`].
+struct Deleted(Vec<String>);
+
+impl<'de> Deserialize<'de> for Deleted {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Paths;
+        impl<'de> Visitor<'de> for Paths {
+            type Value = Deleted;
+
+            fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+                to.write_str("a list of paths")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Deleted, A::Error> {
+                let mut paths = Vec::new();
+                while let Some(path) = list.next_element()? {
+                    if paths.len() == MOST_DELETED {
+                        return Err(A::Error::custom(format!("it has more than {MOST_DELETED} paths")));
+                    }
+                    paths.push(path);
+                }
+                Ok(Deleted(paths))
+            }
+        }
+        from.deserialize_seq(Paths)
+    }
+}
+
 /// Puts what changed into a mounted root filesystem.
 ///
 /// # Errors
@@ -122,10 +153,10 @@ pub fn apply(unpacked: &Path, root: &Path) -> Result<(), ArchiveError> {
         Err(error) => return Err(ArchiveError::io(format!("read {}", path.display()))(error)),
     };
     let damaged = |reason: String| ArchiveError::Damaged(format!("{DELETED}: {reason}"));
-    let deleted: Option<Vec<String>> =
+    let deleted: Option<Deleted> =
         serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let root = Root::open(root, Links::InRoot).map_err(ArchiveError::io("open the root filesystem"))?;
-    for name in deleted.unwrap_or_default() {
+    for name in deleted.map(|deleted| deleted.0).unwrap_or_default() {
         let path = name.trim_start_matches('/').as_bytes();
         let plain = !path.is_empty() && !path.split(|byte| *byte == b'/').any(|part| part.is_empty());
         if !plain || beneath::check_path(path).is_err() {
@@ -144,17 +175,27 @@ pub fn apply(unpacked: &Path, root: &Path) -> Result<(), ArchiveError> {
     Ok(())
 }
 
-/// Unpacks a tar archive over a directory; nothing happens where there is none.
+/// Unpacks a volume into its directory.
 ///
 /// # Errors
-/// It is damaged, asks for what it must not, or does not fit.
-pub fn apply_tar(archive: &Path, directory: &Path, what: &str) -> Result<(), ArchiveError> {
-    let file = match File::open(archive) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(ArchiveError::io(format!("read {}", archive.display()))(error)),
-    };
-    layer::unpack_over(file, directory)
+/// It is not there or damaged, asks for what it must not, or does not fit.
+pub fn apply_volume(unpacked: &Path, name: &str, directory: &Path) -> Result<(), ArchiveError> {
+    let archive = unpacked.join(volume(name));
+    let file = File::open(&archive).map_err(ArchiveError::io(format!("read {}", archive.display())))?;
+    unpack_over(file, directory, &format!("volume {name}"))
+}
+
+/// Unpacks a tar archive over a directory; nothing happens where there is none.
+fn apply_tar(archive: &Path, directory: &Path, what: &str) -> Result<(), ArchiveError> {
+    match File::open(archive) {
+        Ok(file) => unpack_over(file, directory, what),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(ArchiveError::io(format!("read {}", archive.display()))(error)),
+    }
+}
+
+fn unpack_over(archive: File, directory: &Path, what: &str) -> Result<(), ArchiveError> {
+    layer::unpack_over(archive, directory)
         .map_err(|source| ArchiveError::Files { what: what.to_owned(), source })
 }
 
@@ -247,5 +288,47 @@ mod tests {
         fs::create_dir(&root).unwrap();
         let error = apply(directory.path(), &root).unwrap_err().to_string();
         assert!(error.contains("it is a device"), "{error}");
+    }
+
+    #[test]
+    fn a_list_that_fills_the_memory_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join(DELETED), format!("[{}\"\"]", "\"\",".repeat(MOST_DELETED))).unwrap();
+        let error = apply(directory.path(), directory.path()).unwrap_err().to_string();
+        assert!(error.contains("more than 1048576 paths"), "{error}");
+        fs::write(directory.path().join(DELETED), "null").unwrap();
+        apply(directory.path(), directory.path()).unwrap();
+    }
+
+    #[test]
+    fn what_would_not_be_unpacked_is_not_packed() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = directory.path().join("files");
+        fs::create_dir_all(files.join("within")).unwrap();
+        let device = |number| {
+            let path = files.join("within/device");
+            rustix::fs::mknodat(CWD, &path, FileType::CharacterDevice, Mode::empty(), number).unwrap();
+            path
+        };
+        let refused = |error: ArchiveError, words: &str| {
+            let text = error.to_string();
+            assert!(text.contains("within") && text.contains(words), "{text}");
+        };
+        // In a volume the numbers 0/0 mean nothing else.
+        for number in [rustix::fs::makedev(1, 3), 0] {
+            let path = device(number);
+            let to = directory.path().join(format!("{number}.tar"));
+            refused(write_volume(&files, "data", &to).unwrap_err(), "device");
+            fs::remove_file(path).unwrap();
+        }
+        let path = device(rustix::fs::makedev(1, 3));
+        let into = directory.path().join("into");
+        fs::create_dir(&into).unwrap();
+        refused(write(&files, &[], &into).unwrap_err(), "device");
+        fs::remove_file(path).unwrap();
+        let name = "trusted.overlay.opaque";
+        rustix::fs::setxattr(files.join("within"), name, b"y", XattrFlags::empty()).unwrap();
+        let to = directory.path().join("opaque.tar");
+        refused(write_volume(&files, "data", &to).unwrap_err(), "overlayfs");
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    ArchiveError, CONFIG, DELETED, DEV_SHM, IMAGES, NETWORK, OWN, ROOTFS_DIFF, SPEC, STATISTICS, SUMS,
+    ArchiveError, CONFIG, DELETED, DEV_SHM, IMAGES, LOOK, NETWORK, OWN, ROOTFS_DIFF, SPEC, STATISTICS, SUMS,
     VOLUMES, fits, is_plain_name,
 };
 use crate::image::archive::{Member, MemberKind, Reader, Stream, TarFault};
@@ -22,6 +22,8 @@ use crate::image::archive::{Member, MemberKind, Reader, Stream, TarFault};
 const MOST_MEMBERS: usize = 1 << 20;
 /// Longest name.
 const LONGEST_NAME: usize = 1024;
+/// Most bytes of all names: each is kept, with its digest, until the end.
+const NAMES: usize = 64 << 20;
 /// Largest document: those of Podman have some tens of thousands of bytes.
 const DOCUMENT: u64 = 4 << 20;
 /// Largest list of removed files or of digests, which have a line for each.
@@ -32,8 +34,6 @@ const PASSED_OVER: u64 = 16 << 30;
 const BEHIND: u64 = 1 << 20;
 /// Bytes that are copied at a time.
 const CHUNK: usize = 256 << 10;
-/// After so many bytes it is looked again whether there is room.
-const LOOK: u64 = 16 << 20;
 
 /// Documents that are kept.
 const DOCUMENTS: &[&str] = &[OWN, SUMS, CONFIG, SPEC, NETWORK, STATISTICS, DELETED];
@@ -109,6 +109,7 @@ pub fn unpack(archive: impl Read + 'static, into: &Path) -> Result<Unpacked, Arc
         members: BTreeMap::new(),
         sums: BTreeMap::new(),
         seen: 0,
+        names: 0,
         passed_over: 0,
         buffer: vec![0; CHUNK],
     };
@@ -171,6 +172,7 @@ struct Unpacking<'a, R: Read> {
     /// Digests of all members, also of those that are passed over.
     sums: BTreeMap<String, String>,
     seen: usize,
+    names: usize,
     passed_over: u64,
     buffer: Vec<u8>,
 }
@@ -182,6 +184,10 @@ impl<R: Read> Unpacking<'_, R> {
             return Err(ArchiveError::Refused(format!("it has more than {MOST_MEMBERS} members")));
         }
         let Some(name) = name(&member.path)? else { return Ok(()) };
+        self.names += name.len();
+        if self.names > NAMES {
+            return Err(ArchiveError::Refused(format!("its members have names of more than {NAMES} bytes")));
+        }
         match member.kind {
             MemberKind::Directory => return Ok(()),
             MemberKind::File if member.sparse.is_none() => {}

@@ -181,6 +181,37 @@ fn a_size_that_no_disk_has_is_refused_at_once() {
     }
 }
 
+#[test]
+fn names_that_fill_the_memory_are_refused() {
+    /// Members of long names, without an end.
+    struct Endless {
+        seen: usize,
+        block: io::Cursor<Vec<u8>>,
+    }
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            if self.block.position() == self.block.get_ref().len() as u64 {
+                self.seen += 1;
+                let mut archive = tar::Builder::new(Vec::new());
+                let mut header = tar::Header::new_gnu();
+                header.set_entry_type(tar::EntryType::Regular);
+                header.set_size(0);
+                let name = format!("{:09}{}", self.seen, ["/", &"x".repeat(200)].concat().repeat(5));
+                archive.append_data(&mut header, name, io::empty()).unwrap();
+                let mut bytes = archive.into_inner().unwrap();
+                // Without the end that it has.
+                bytes.truncate(bytes.len() - 1024);
+                self.block = io::Cursor::new(bytes);
+            }
+            self.block.read(buffer)
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let endless = Endless { seen: 0, block: io::Cursor::new(Vec::new()) };
+    let error = unpack(endless, directory.path()).unwrap_err().to_string();
+    assert!(error.contains("names of more than"), "{error}");
+}
+
 proptest! {
     #[test]
     fn bytes_that_are_changed_never_pass_and_never_write_elsewhere(

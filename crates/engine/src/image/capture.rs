@@ -14,6 +14,7 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Statx, StatxAttributes};
 
+use super::layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
 use super::{Image, ImageConfig, ImageError, RootfsFault, Store, machine_architecture};
 use crate::beneath::{self, Links, MAX_PATH, Node, Root};
 
@@ -54,7 +55,7 @@ impl Store {
         }
         let root = Root::open(&canonical, Links::Refused).map_err(read)?;
         let out = io::BufWriter::with_capacity(1 << 20, self.new_blob_writer()?);
-        let mut capture = Capture { root, out, inodes: HashMap::new(), changes: None };
+        let mut capture = Capture::new(root, out, Of::Layer);
         capture.whole().map_err(|stop| match stop {
             Stop::Fault(found) => fault(found),
             Stop::Write(error) => self.fault("write the layer", error),
@@ -89,13 +90,27 @@ pub(crate) struct TakenAway {
     pub(crate) hidden: Vec<Vec<u8>>,
 }
 
-/// Writes an archive of an upper directory of overlayfs, without what says that something is removed: that is returned. Names
-/// that would mean a removal in a layer stand for themselves.
-pub(crate) fn pack_changes(directory: &Path, out: impl Write) -> Result<TakenAway, Stop> {
+/// What a directory is of which an archive is made.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// A root filesystem, which becomes a layer.
+    Layer,
+    /// An upper directory of overlayfs.
+    Upper(TakenAway),
+    /// Files that are nothing else.
+    Files,
+}
+
+/// Writes an archive that is no layer: names that would mean a removal in one stand for themselves. What an upper directory
+/// takes away is not in it: that is returned. What [`super::layer::unpack_over`] would refuse or leave out is refused.
+pub(crate) fn pack(directory: &Path, out: impl Write, of: Of) -> Result<TakenAway, Stop> {
     let root = Root::open(directory, Links::Refused).map_err(|error| unreadable(&[], error))?;
-    let mut capture = Capture { root, out, inodes: HashMap::new(), changes: Some(TakenAway::default()) };
+    let mut capture = Capture::new(root, out, of);
     capture.whole()?;
-    Ok(capture.changes.unwrap_or_default())
+    Ok(match capture.of {
+        Of::Upper(taken) => taken,
+        Of::Layer | Of::Files => TakenAway::default(),
+    })
 }
 
 struct Capture<W> {
@@ -103,11 +118,17 @@ struct Capture<W> {
     out: W,
     /// Inodes with several names, and the name each was written as.
     inodes: HashMap<(u32, u32, u64), Vec<u8>>,
-    /// Where it is no layer.
-    changes: Option<TakenAway>,
+    of: Of,
+    /// How many entries and bytes of files there are so far.
+    entries: u64,
+    bytes: u64,
 }
 
 impl<W: Write> Capture<W> {
+    fn new(root: Root, out: W, of: Of) -> Self {
+        Self { root, out, inodes: HashMap::new(), of, entries: 0, bytes: 0 }
+    }
+
     fn whole(&mut self) -> Result<(), Stop> {
         self.tree(&[])?;
         self.out.write_all(&[0; 2 * BLOCK]).map_err(Stop::Write)?;
@@ -142,18 +163,30 @@ impl<W: Write> Capture<W> {
         if path.len() > MAX_PATH {
             return Err(not_kept("its path is longer than 4095 bytes"));
         }
-        if let Some(changes) = &mut self.changes
+        if let Of::Upper(taken) = &mut self.of
             && file_type == FileType::CharacterDevice
             && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
         {
-            changes.removed.push(path.to_vec());
+            taken.removed.push(path.to_vec());
             return Ok(false);
         }
-        if self.changes.is_none() && beneath::split(path).1.starts_with(WHITEOUT) {
+        if self.of == Of::Layer && beneath::split(path).1.starts_with(WHITEOUT) {
             return Err(not_kept("a name that begins with .wh. means a removal there"));
         }
         if matches!(file_type, FileType::Socket | FileType::Unknown) {
             return Ok(false);
+        }
+        if self.of != Of::Layer {
+            self.entries += 1;
+            if file_type == FileType::RegularFile {
+                self.bytes = self.bytes.saturating_add(stat.stx_size);
+            }
+            if matches!(file_type, FileType::CharacterDevice | FileType::BlockDevice) {
+                return Err(not_kept("it is a device"));
+            }
+            if self.entries > MAX_LAYER_ENTRIES || self.bytes > MAX_LAYER_BYTES {
+                return Err(not_kept("the files before it are as many, or as large, as are unpacked again"));
+            }
         }
         let is_directory = file_type == FileType::Directory;
         if stat.stx_nlink > 1 && !is_directory {
@@ -166,11 +199,18 @@ impl<W: Write> Capture<W> {
             self.inodes.insert(inode, path.to_vec());
         }
         let mut xattrs = node.xattrs().map_err(|error| unreadable(path, error))?;
-        if let Some(changes) = &mut self.changes {
-            if is_directory && xattrs.iter().any(|(name, value)| name == OPAQUE && value == b"y") {
-                changes.hidden.push(path.to_vec());
+        match &mut self.of {
+            Of::Layer => {}
+            Of::Upper(taken) => {
+                if is_directory && xattrs.iter().any(|(name, value)| name == OPAQUE && value == b"y") {
+                    taken.hidden.push(path.to_vec());
+                }
+                xattrs.retain(|(name, _)| !name.starts_with(OF_OVERLAY));
             }
-            xattrs.retain(|(name, _)| !name.starts_with(OF_OVERLAY));
+            Of::Files if xattrs.iter().any(|(name, _)| name.starts_with(OF_OVERLAY)) => {
+                return Err(not_kept("it has an attribute of overlayfs, which is of use in its place alone"));
+            }
+            Of::Files => {}
         }
         if xattrs.iter().any(|(name, _)| name.contains(&b'=')) {
             return Err(not_kept("the name of an extended attribute holds an ="));

@@ -366,8 +366,8 @@ pub enum RootfsFault {
         /// Path within.
         member: String,
     },
-    /// Something in it cannot be kept in a layer.
-    #[error("{member} cannot be kept in a layer: {reason}; rename or remove it")]
+    /// Something in it cannot be kept in an archive.
+    #[error("{member} cannot be kept in an archive: {reason}; rename or remove it")]
     NotKept {
         /// Path within.
         member: String,

@@ -108,7 +108,7 @@ fn what_is_no_root_filesystem_is_refused_with_a_sentence() {
         ("file", "it is not a directory; pass the directory of a root filesystem"),
         ("empty", "it is empty; pass the directory of a root filesystem"),
         ("holds", "the image store"),
-        ("removal", ".wh.name cannot be kept in a layer"),
+        ("removal", ".wh.name cannot be kept in an archive"),
     ] {
         let sentence = store.import_rootfs(&path(name)).unwrap_err().to_string();
         let start = format!("root filesystem {}: {expected}", path(name).display());
