@@ -247,6 +247,11 @@ fn of_a_file_that_is_not_whole_nothing_is_made() {
     let cache = Cache::up("cp-broken", |_| ());
     let (bed, file) = (&cache.bed, cache.file());
     drop(cache.run(&["-v", "data:/data"]));
+    cache.checkpoint(&["-R", "--ignore-volumes"]);
+    refused(
+        &bed.godwit("a", &["restore", file, "--name", "copy"]),
+        &["does not have volume data", "restore it with --ignore-volumes"],
+    );
     cache.checkpoint(&["--compress", "none"]);
     bed.done("a", &["rm", NAME]);
     bed.done("a", &["volume", "rm", "data"]);
