@@ -11,7 +11,7 @@ use godwit_tests::docker::Dockers;
 use godwit_tests::hold::{MADE, Points, STARTED};
 use godwit_tests::podman::Podmans;
 use godwit_tests::victim::traces::{nothing_more, steady_traces};
-use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
+use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
 use serde_json::Value;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
@@ -149,6 +149,11 @@ impl Engine {
     }
 }
 
+/// Each is tried with both engines, and in the short run with one.
+fn is_tried(engine: &str, in_short: &str) -> bool {
+    tier::is_full() || engine == in_short
+}
+
 #[test]
 fn redis_that_podman_was_told_to_make_moves_and_is_podmans_wherever_it_is() {
     made_and_moved("podman");
@@ -160,6 +165,9 @@ fn redis_that_docker_was_told_to_make_moves_and_is_dockers_wherever_it_is() {
 }
 
 fn made_and_moved(engine: &str) {
+    if !is_tried(engine, "podman") {
+        return;
+    }
     let nodes = Nodes::up(engine, "made", Workload::Redis, &[]);
     let publish = format!("{PORT}:6379");
     let mut more =
@@ -260,6 +268,9 @@ fn layout(nodes: &Nodes) -> PathBuf {
 }
 
 fn first_instruction(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
     let nodes = Nodes::up(engine, "first", Workload::Busybox, &["--subnet6", "fd67:6f64::/96"]);
     let layout = layout(&nodes);
     nodes.bed.done("a", &["network", "create", "back", "--subnet", "10.89.0.0/24"]);
@@ -377,6 +388,9 @@ fn limits(nodes: &Nodes, node: &str) -> Option<(String, String)> {
 }
 
 fn limits_change(engine: &str) {
+    if !is_tried(engine, "podman") {
+        return;
+    }
     let nodes = Nodes::up(engine, "limits", Workload::Busybox, &[]);
     nodes.bed.done("a", &nodes.words(IMAGE, &["--memory", "64m"], &["/bin/sleep", "1000"]));
     assert_eq!(limits(&nodes, "a").unwrap().0, (64 << 20).to_string());
@@ -435,6 +449,9 @@ fn nothing_is_left_where_docker_cannot_make_a_service() {
 }
 
 fn nothing_left(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
     let nodes = Nodes::up(engine, "left", Workload::Busybox, &[]);
     let sleeps = ["/bin/sleep", "1000"];
     // What an engine leaves of its first container is not the service's, nor are programs that put it away.

@@ -45,7 +45,7 @@ impl<T> Write for Outgoing<T> {
         }
         if self.until.is_some_and(|until| Instant::now() > until) {
             self.is_shut = true;
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "it was not taken in an hour"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "all of it was not taken in time"));
         }
         // The last place is for an error.
         let free = self.runtime.block_on(tokio::time::timeout(PATIENCE, self.pieces.reserve_many(2)));

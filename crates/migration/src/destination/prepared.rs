@@ -9,7 +9,6 @@ use super::admit::{Asked, tell_retained};
 use super::page_receiver::{PageReceiver, PageReceiverError};
 use super::receive::{given_up, receive_image, receive_layer};
 use super::{DestinationError, answer_to_failed};
-use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Accepted, Message, RetainEnd};
 use crate::resources::{LocalError, NodeResources};
@@ -75,7 +74,6 @@ async fn receive(
         Message::Retain => {}
         other => return Err(link.unexpected(&other, "Retain").into()),
     }
-    failpoint::point("destination.retaining").await;
     tokio::select! {
         retained = retain(local, &service.id, receiver) => {
             let retained = retained?;

@@ -23,6 +23,7 @@ use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Message, Segments};
 use crate::options::Mode;
+use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};
 
 /// What a freeze, a dump, a restore and the commit take beside the pages: measured for small services, for which it is
@@ -92,17 +93,7 @@ impl Source {
         prepared: Prepared,
     ) -> Result<Copied, SourceError> {
         let Prepared { agreed, plan, visit, files } = prepared;
-        let mut pages = Pages::new(
-            plan.backend,
-            self.options.streams,
-            self.options.compress,
-            self.options.max_bandwidth,
-            self.local.delta_cache,
-        );
-        pages.know_retained(visit);
-        if self.service.memory_bytes != 0 {
-            pages.spare_page_tables();
-        }
+        let mut pages = self.pages(&plan, visit);
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.scan(pages, false).await?;
@@ -117,6 +108,22 @@ impl Source {
             Ok((pages, files, leave)) => Ok(Copied { agreed, pages, streams, leave, files }),
             Err(error) => Err(streams.explain(error).await),
         }
+    }
+
+    /// The service's pages, of which nothing is sent yet.
+    pub(super) fn pages(&self, plan: &Plan, visit: EarlierVisit) -> Pages {
+        let mut pages = Pages::new(
+            plan.backend,
+            self.options.streams,
+            self.options.compress,
+            self.options.max_bandwidth,
+            self.local.delta_cache,
+        );
+        pages.know_retained(visit);
+        if self.service.memory_bytes != 0 {
+            pages.spare_page_tables();
+        }
+        pages
     }
 
     /// Copies while the service runs, as its mode has it. The pages and files that are left, and whether what is left of

@@ -9,7 +9,6 @@ use super::recorder::Recorder;
 use super::reserve::missing;
 use super::streams::Streams;
 use super::{LAST_WORDS, Source, SourceError};
-use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Message, RetainEnd};
 use crate::page_hash::EarlierVisit;
@@ -58,7 +57,15 @@ impl Source {
         let open = self.offer(&config, memory, 0).await?;
         let offered = open.layers.clone();
         link.send(Message::Ask(open)).await?;
-        let accepted = self.accepted(link, &config).await?;
+        let accepted = match self.accepted(link, &config).await {
+            Err(SourceError::Link(error)) if error.is_of_closing() => {
+                return Err(SourceError::NotEligible(vec![format!(
+                    "node {} closed the connection without an answer, as an older godwit does, which cannot be prepared for: upgrade it",
+                    self.destination
+                )]));
+            }
+            accepted => accepted?,
+        };
         let layers = missing(&self.destination, &accepted.missing_layers, &offered)?;
         link.send(Message::Prepare).await?;
         let accepted = self.accepted(link, &config).await?;
@@ -77,17 +84,7 @@ impl Source {
             }
         }
 
-        let mut pages = Pages::new(
-            plan.backend,
-            self.options.streams,
-            self.options.compress,
-            self.options.max_bandwidth,
-            self.local.delta_cache,
-        );
-        pages.know_retained(visit);
-        if self.service.memory_bytes != 0 {
-            pages.spare_page_tables();
-        }
+        let pages = self.pages(&plan, visit);
         let mut streams =
             Streams::open(self.local.cluster.as_ref(), &self.destination, &self.id, self.options.streams)
                 .await?;
@@ -96,7 +93,6 @@ impl Source {
             return Err(streams.explain(error).await);
         }
         report.pre_dump_transfer_ms = ms_since(sending);
-        failpoint::point("source.sent.ahead").await;
         self.step("retain", 0, 0);
         link.send(Message::Retain).await?;
         match link.receive().await? {

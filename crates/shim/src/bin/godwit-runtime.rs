@@ -269,12 +269,12 @@ fn adapt(bundle: &Path, criu_config: &Path, network_namespace: Option<&Path>) ->
     edit(bundle, |description| {
         description["annotations"]["org.criu.config"] = criu_config.to_string_lossy().into();
         if let Some(path) = network_namespace {
-            name_namespace(description, path);
+            put_into(description, path);
         }
     })
 }
 
-/// Puts a new container into a network namespace that the engine has not made, and does not come to know: it would turn off
+/// Puts a container into a network namespace that the engine has not made, and does not come to know: it would turn off
 /// IPv6 there.
 fn put_into(description: &mut Value, network_namespace: &Path) {
     name_namespace(description, network_namespace);
