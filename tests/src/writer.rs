@@ -15,7 +15,7 @@ use godwit_lab::{
     workload::{Preset, Rootfs},
 };
 
-use crate::{Bed, compile, hold::Points, victim::Attempt};
+use crate::{Bed, compile, hold::Points, victim::Attempt, wait_for};
 
 /// The service's name.
 pub const NAME: &str = "writer";
@@ -63,13 +63,15 @@ impl Writer {
     /// Over the connection that it has had from the beginning: it has gone on writing, and every page
     /// is as it wrote it.
     pub fn check(&mut self, when: &str) {
-        let mut answer = String::new();
-        self.connection.get_mut().write_all(b"?").unwrap();
-        self.connection.read_line(&mut answer).unwrap();
-        let written = answer.strip_prefix("ok ").and_then(|number| number.trim().parse().ok());
-        let written: u64 = written.unwrap_or_else(|| panic!("{when}: the writer says {answer:?}"));
-        assert!(written > self.written, "{when}: nothing has been written since the last check");
-        self.written = written;
+        // On a busy machine it may not have come to write yet.
+        self.written = wait_for(&format!("{when}: something written since the last check"), || {
+            let mut answer = String::new();
+            self.connection.get_mut().write_all(b"?").unwrap();
+            self.connection.read_line(&mut answer).unwrap();
+            let written = answer.strip_prefix("ok ").and_then(|number| number.trim().parse().ok());
+            let written: u64 = written.unwrap_or_else(|| panic!("{when}: the writer says {answer:?}"));
+            (written > self.written).then_some(written)
+        });
     }
 
     /// Starts a migration with these flags.
