@@ -75,6 +75,7 @@ fn a_user_at_a_terminal_has_one_in_the_service_and_its_move_is_refused_meanwhile
     // Two commands of users at a time are none too many.
     let both: Vec<_> = (0..2).map(|_| bed.command("a", &["exec", NAME, "true"]).spawn().unwrap()).collect();
     assert!(both.into_iter().all(|mut command| command.wait().unwrap().success()));
+    assert_eq!(bed.done("a", &["exec", "--user", "nobody", NAME, "id", "-u"]).trim(), "65534");
     keyboard.write_all(b"exit 7\r").unwrap();
     let shown = typed.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&shown.stdout);

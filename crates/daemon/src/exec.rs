@@ -63,7 +63,9 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
     }
     let ExecIo { streams, child } =
         node.local().engine.exec(&config, &request).await.map_err(|error| match &error {
-            EngineError::Command { .. } => status(Status::invalid_argument, &error),
+            EngineError::Command { .. } | EngineError::User { .. } => {
+                status(Status::invalid_argument, &error)
+            }
             _ => status(Status::internal, &error),
         })?;
     drop(taken);

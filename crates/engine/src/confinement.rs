@@ -1,4 +1,4 @@
-//! What holds a container's processes beside namespaces: capabilities, system calls, limits.
+//! What holds a container's processes beside namespaces: user, capabilities, system calls, limits.
 //!
 //! A service carries all of it in full, whatever its node's default is: it is confined in the same way on
 //! every node, of whatever version.
@@ -26,6 +26,18 @@ const DEFAULT: &[&str] = &[
     "CAP_SETUID",
     "CAP_SYS_CHROOT",
 ];
+
+/// Numeric ids the container's main process runs with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+    /// Supplementary group ids.
+    #[serde(default)]
+    pub groups: Vec<u32>,
+}
 
 /// All that Linux has (capabilities(7)), in the order of their numbers.
 pub(crate) const ALL: &[&str] = &[

@@ -14,9 +14,10 @@ use godwit_names::{ServiceName, VolumeName};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::confinement::{Confinement, ConfinementError};
+use crate::confinement::{Confinement, ConfinementError, User};
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files;
+use crate::rootfs::RootfsError;
 
 /// Where the bytes under a mount point come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,18 +104,6 @@ impl Mount {
             MountKind::Bind { .. } | MountKind::Tmpfs { .. } => None,
         }
     }
-}
-
-/// Numeric ids the container's main process runs with.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct User {
-    /// User id.
-    pub uid: u32,
-    /// Primary group id.
-    pub gid: u32,
-    /// Supplementary group ids.
-    #[serde(default)]
-    pub groups: Vec<u32>,
 }
 
 /// An engine of others, whose own commands manage the containers that it keeps.
@@ -417,6 +406,15 @@ pub enum EngineError {
         command: String,
         /// What the engine said.
         reason: String,
+    },
+    /// Its root filesystem has no such user.
+    #[error("container {name} cannot run the command")]
+    User {
+        /// Container.
+        name: ServiceName,
+        /// What is wrong.
+        #[source]
+        source: RootfsError,
     },
     /// It asks to be held in a way that there is not.
     #[error("container {name} cannot be confined as its options ask for")]

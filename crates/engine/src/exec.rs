@@ -7,11 +7,12 @@
 //! The engines' programs pass a terminal on as they do for a user who types at one. When godwitd ends, or its user leaves,
 //! they see theirs hang up; so does the command.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pty::{self, OpenptFlags};
 use rustix::termios::{self, OptionalActions, Winsize};
@@ -148,6 +149,13 @@ fn heed_signals() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A file without a name that an engine's program reads, from its beginning.
+pub(crate) fn description(text: &[u8]) -> io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create(c"command", MemfdFlags::CLOEXEC)?);
+    file.write_all(text)?;
+    Ok(file)
 }
 
 /// Starts an engine's program for a command, with the streams that were asked for.

@@ -39,11 +39,11 @@ pub mod small_tar;
 pub mod tree;
 mod watch;
 
-pub use confinement::{Confinement, Ulimit};
+pub use confinement::{Confinement, Ulimit, User};
 pub use container::{
     BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, DefinedTmpfs,
     DumpTarget, Engine, EngineError, Keeper, Kept, Mount, MountKind, OnMove, OutputPipes, RestoreRequest,
-    Tmpfs, Usage, User,
+    Tmpfs, Usage,
 };
 pub use engines::Engines;
 pub use exec::{ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize};

@@ -28,6 +28,7 @@ pub(crate) mod spec;
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -326,22 +327,22 @@ impl Engine for Runc {
         if request.command.is_empty() {
             return Err(program_error(name, "exec", "no command was given".into()));
         }
-        let mut command = self.runc(&["exec"]);
-        for pair in &request.env {
-            command.arg("--env").arg(pair);
+        let process = spec::command(config, request)
+            .map_err(|source| EngineError::User { name: name.clone(), source })?;
+        let failed = |source| io_error(name, format!("run {}", self.config.runc.display()), source);
+        // Not among runc's arguments, which every user of the machine can read: the environment may hold secrets.
+        let file = exec::description(process.to_string().as_bytes()).map_err(failed)?;
+        let raw_file = file.as_raw_fd();
+        let mut command =
+            self.runc(&["exec", "--process", &format!("/proc/self/fd/{raw_file}"), name.as_str()]);
+        // SAFETY: between fork and exec one system call is made, on a descriptor that is open until after the spawn.
+        unsafe {
+            command.pre_exec(move || match libc::fcntl(raw_file, libc::F_SETFD, 0) {
+                -1 => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            });
         }
-        if let Some(user) = &request.user {
-            command.arg("--user").arg(user);
-        }
-        if let Some(workdir) = &request.workdir {
-            command.arg("--cwd").arg(workdir);
-        }
-        if request.terminal.is_some() {
-            command.arg("--tty");
-        }
-        command.arg("--").arg(name.as_str()).args(&request.command);
-        exec::start(command, request.terminal)
-            .map_err(|source| io_error(name, format!("run {}", self.config.runc.display()), source))
+        exec::start(command, request.terminal).map_err(failed)
     }
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {

@@ -295,7 +295,8 @@ async fn a_command_on_a_terminal_has_the_size_of_its_users_and_is_hung_up_when_t
     let (mut said, mut buffer) = (String::new(), [0; 256]);
     let mut hear = async |word: &str| {
         while !said.contains(word) {
-            let read = terminal.read(&mut buffer).await.unwrap();
+            let read = tokio::time::timeout(support::LIMIT, terminal.read(&mut buffer)).await;
+            let read = read.unwrap_or_else(|_| panic!("{word} was not said: {said}")).unwrap();
             assert!(read > 0, "{word}: {said}");
             said.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
         }

@@ -171,7 +171,8 @@ fn rfc3339(time: SystemTime) -> String {
 mod tests {
     use super::*;
     use crate::confinement::Confinement;
-    use crate::container::{Mount, User};
+    use crate::confinement::User;
+    use crate::container::Mount;
 
     #[test]
     fn a_time_is_that_of_date() {

@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use super::unpack::Unpacked;
 use super::{ArchiveError, CONFIG, SPEC};
+use crate::confinement::User;
 use crate::confinement::{Confinement, Ulimit};
-use crate::container::{Mount, MountKind, User};
+use crate::container::{Mount, MountKind};
 use crate::foreign::Port;
 use crate::podman::definition::Definition;
 use crate::seccomp::Seccomp;

@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::definition::{Config, Definition, HostConfig, MountedVolume, OTHERWISE};
 use super::{Docker, RUNTIME, encoded, filtered, shim_of};
-use crate::container::{EngineError, Keeper, Kept, User, io_error};
+use crate::confinement::User;
+use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
 use crate::foreign::{Found, Look, Port, landing, on_networks};
 

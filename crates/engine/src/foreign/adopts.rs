@@ -12,7 +12,8 @@ use super::keeps::{Keeps, Look};
 use super::limits::Changes;
 use super::record::Record;
 use super::state;
-use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, User};
+use crate::confinement::User;
+use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept};
 
 /// The pauses before an engine is told again how to restart a container.
 const POLICY_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::command::{Call, Inspected};
 use super::definition::Definition;
 use super::{Podman, arrival};
-use crate::container::{EngineError, Keeper, Kept, User, io_error};
+use crate::confinement::User;
+use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::{Found, landing, on_networks};
 
 impl Podman {

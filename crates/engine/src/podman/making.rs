@@ -425,7 +425,7 @@ mod tests {
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: String::new(),
-            user: crate::container::User::default(),
+            user: crate::confinement::User::default(),
             workdir: PathBuf::new(),
             confinement: crate::confinement::Confinement::default(),
             kept: None,

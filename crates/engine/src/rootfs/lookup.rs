@@ -9,7 +9,7 @@ use rustix::fs::{FileType, OFlags};
 
 use super::RootfsError;
 use crate::beneath::{Links, Root};
-use crate::container::User;
+use crate::confinement::User;
 
 /// Most bytes of `/etc/passwd` and `/etc/group` that are read: a hundred thousand accounts.
 const MAX_ACCOUNTS: u64 = 8 << 20;

@@ -8,7 +8,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::*;
-use crate::container::User;
+use crate::confinement::User;
 
 fn scratch() -> TempDir {
     TempDir::new_in("/var/tmp").unwrap()

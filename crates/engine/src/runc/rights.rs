@@ -75,7 +75,8 @@ fn allowed(config: &ContainerConfig, json: &Value) -> Allowed {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::container::{Mount, MountKind, User};
+    use crate::confinement::User;
+    use crate::container::{Mount, MountKind};
 
     fn config() -> ContainerConfig {
         ContainerConfig {

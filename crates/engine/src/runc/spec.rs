@@ -17,12 +17,14 @@
 //! - a cgroup namespace is not made: nothing inside shows cgroups.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::confinement::{ConfinementError, Ulimit};
 use crate::container::{ContainerConfig, DEV_BYTES, DEV_MODE, Mount, MountKind};
+use crate::exec::{ExecRequest, TerminalSize};
+use crate::rootfs::{self, RootfsError};
 
 /// Files that show the node; hidden inside.
 pub(crate) const MASKED_FILES: &[&str] =
@@ -110,6 +112,25 @@ fn process(config: &ContainerConfig) -> Value {
         "noNewPrivileges": confinement.no_new_privileges,
         "rlimits": limits(&confinement.ulimits),
     })
+}
+
+/// A further process of a container, as `runc exec --process` takes it; as the main one where nothing else is asked for.
+pub(crate) fn command(config: &ContainerConfig, request: &ExecRequest) -> Result<Value, RootfsError> {
+    let user = request.user.as_deref().map(|user| rootfs::resolve_user(&config.rootfs, user)).transpose()?;
+    let own = ContainerConfig {
+        command: request.command.clone(),
+        env: config.env.iter().chain(&request.env).cloned().collect(),
+        user: user.unwrap_or_else(|| config.user.clone()),
+        workdir: request.workdir.as_ref().map_or_else(|| config.workdir.clone(), PathBuf::from),
+        ..config.clone()
+    };
+    let mut process = process(&own);
+    if let Some(TerminalSize { rows, columns }) = request.terminal {
+        process["terminal"] = json!(true);
+        // The terminal's size from the start: what runc passes on of its own terminal comes once the process runs.
+        process["consoleSize"] = json!({ "height": rows, "width": columns });
+    }
+    Ok(process)
 }
 
 /// Its own limits, and that of open files where it has none for them.
@@ -206,7 +227,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::confinement::Confinement;
-    use crate::container::User;
+    use crate::confinement::User;
     use crate::seccomp::Seccomp;
 
     fn config() -> ContainerConfig {
@@ -272,6 +293,44 @@ mod tests {
         assert_eq!(json["process"]["env"], json!([DEFAULT_PATH]));
         let json = config_json(&ContainerConfig { env: vec!["PATH=/x".into()], ..config() });
         assert_eq!(json["process"]["env"], json!(["PATH=/x"]));
+    }
+
+    #[test]
+    fn a_further_process_is_as_the_main_one_but_for_what_is_asked() {
+        let scratch = tempfile::tempdir().unwrap();
+        std::fs::create_dir(scratch.path().join("etc")).unwrap();
+        std::fs::write(scratch.path().join("etc/passwd"), "redis:x:101:102::/:/bin/sh\n").unwrap();
+        let user = User { uid: 0, gid: 0, groups: vec![4] };
+        let env = vec!["PATH=/x".into(), "A=1".into()];
+        let config = ContainerConfig { rootfs: scratch.path().into(), user, env, ..config() };
+        let plain = ExecRequest {
+            command: vec!["id".into()],
+            env: vec![],
+            user: None,
+            workdir: None,
+            terminal: None,
+        };
+        let main = super::config_json(&config, &[], &[], None).unwrap()["process"].take();
+        let mut same = command(&config, &plain).unwrap();
+        assert_eq!(same["args"].take(), json!(["id"]));
+        assert_eq!((&same["user"], &same["env"]), (&main["user"], &main["env"]));
+        assert_eq!((&same["capabilities"], &same["rlimits"]), (&main["capabilities"], &main["rlimits"]));
+        assert_eq!((&same["terminal"], same.get("consoleSize")), (&json!(false), None));
+        let other = ExecRequest {
+            env: vec!["A=2".into()],
+            user: Some("redis".into()),
+            workdir: Some("/tmp".into()),
+            terminal: Some(TerminalSize { rows: 7, columns: 33 }),
+            ..plain.clone()
+        };
+        let other = command(&config, &other).unwrap();
+        assert_eq!(other["user"], json!({ "uid": 101, "gid": 102, "additionalGids": [] }));
+        assert_eq!(other["capabilities"]["effective"], json!([]), "only root has them from the start");
+        assert_eq!((&other["env"], &other["cwd"]), (&json!(["PATH=/x", "A=1", "A=2"]), &json!("/tmp")));
+        assert_eq!(other["terminal"], true);
+        assert_eq!(other["consoleSize"], json!({ "height": 7, "width": 33 }));
+        let nobody = ExecRequest { user: Some("nobody".into()), ..plain };
+        assert!(command(&config, &nobody).unwrap_err().to_string().contains("no user \"nobody\""));
     }
 
     #[test]
