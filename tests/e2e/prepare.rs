@@ -1,9 +1,12 @@
 //! `godwit prepare`: the move that follows sends only what differs; until then the service stays where it is. Needs root.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, BufRead, BufReader, Lines, Read},
     net::Ipv4Addr,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
     process::{Child, ChildStdout, Stdio},
 };
 
@@ -24,6 +27,12 @@ fn three(name: &str) -> Bed {
     })
 }
 
+/// A file of random bytes.
+fn noise(path: &Path, bytes: u64) {
+    let mut noise = fs::File::open("/dev/urandom").unwrap().take(bytes);
+    io::copy(&mut noise, &mut fs::File::create(path).unwrap()).unwrap();
+}
+
 fn prepared(bed: &Bed, node: &str, to: &str) -> Report {
     let text = bed.done(node, &["--json", "prepare", "redis", "--to", to]);
     let report: Report = serde_json::from_str(text.lines().last().unwrap()).unwrap();
@@ -39,8 +48,7 @@ fn a_move_that_was_prepared_sends_only_what_differs() {
     let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
     data.fill(FILL).unwrap();
     let large = bed.scratch().join("large");
-    let mut noise = fs::File::open("/dev/urandom").unwrap().take(LARGE);
-    io::copy(&mut noise, &mut fs::File::create(&large).unwrap()).unwrap();
+    noise(&large, LARGE);
     bed.done("a", &["cp", large.to_str().unwrap(), "redis:/srv"]);
     let said = bed.done("a", &["prepare", "redis", "--to", "b,c"]);
     let lines: Vec<_> = said.lines().collect();
@@ -60,13 +68,13 @@ fn a_move_that_was_prepared_sends_only_what_differs() {
         );
     }
 
-    // Before anything was written, all is there already. Files wait for the move.
+    // Before anything was written, all is there already.
     let again = prepared(&bed, "a", "b");
-    assert!(again.memory_wire_bytes < FILL / 10 && again.file_bytes == 0, "{again:?}");
+    assert!(again.memory_wire_bytes < FILL / 10 && again.file_bytes < FILES, "{again:?}");
     let report = bed.migrate_so("redis", "a", "b", &["--mode", "precopy", "--compress", "off"]);
     assert!(report.memory_wire_bytes * 20 < report.page_bytes, "{report:?}");
     assert!(report.page_bytes >= FILL, "{report:?}");
-    assert!((LARGE..LARGE + FILES).contains(&report.file_bytes), "{report:?}");
+    assert!(report.file_bytes < FILES && report.retained_file_bytes >= LARGE, "{report:?}");
     data.check_fill(FILL).unwrap();
 
     // Any node can be asked. What has been written since it was prepared the first time crosses, and only that.
@@ -80,13 +88,26 @@ fn a_move_that_was_prepared_sends_only_what_differs() {
     assert_eq!(data.call(&["STRLEN", "later"]).unwrap(), Reply::Integer(8 << 20));
 }
 
-/// A preparation that takes a minute.
+/// A preparation that takes a minute, when it copies.
 fn slow(bed: &Bed) -> (Child, Lines<BufReader<ChildStdout>>) {
-    let arguments = ["--json", "prepare", "redis", "--to", "b", "--max-bandwidth", "1MB/s"];
-    let mut child = bed.command("a", &arguments).stdout(Stdio::piped()).spawn().unwrap();
+    slow_between(bed, "a", "b", "copy")
+}
+
+/// The same between other nodes, in this phase.
+fn slow_between(bed: &Bed, from: &str, to: &str, phase: &str) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let arguments = ["--json", "prepare", "redis", "--to", to, "--max-bandwidth", "1MB/s"];
+    let told = format!(r#""phase":"{phase}""#);
+    let mut child = bed.command(from, &arguments).stdout(Stdio::piped()).spawn().unwrap();
     let mut events = BufReader::new(child.stdout.take().unwrap()).lines();
-    events.find(|line| line.as_ref().unwrap().contains(r#""phase":"copy""#)).expect("it copies").unwrap();
+    events.find(|line| line.as_ref().unwrap().contains(&told)).expect("it tells how it goes").unwrap();
     (child, events)
+}
+
+/// The user has enough of it.
+fn interrupt((mut child, _events): (Child, Lines<BufReader<ChildStdout>>)) {
+    let id = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 /// How a preparation ended that was ended by something else.
@@ -113,15 +134,13 @@ fn a_preparation_ends_with_whoever_asked_for_it_and_gives_way_to_a_move() {
     let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
     data.fill(FILL).unwrap();
 
-    let (mut child, _events) = slow(&bed);
+    let preparation = slow(&bed);
     assert!(left_on_b(&bed) > 0);
     // The service is as free as before, but for a second preparation.
     assert_eq!(bed.done("a", &["exec", "redis", "--", "redis-cli", "ping"]), "PONG\n");
     let refused = bed.godwit("a", &["prepare", "redis", "--to", "b"]);
     assert!(refused.code == 1 && refused.stderr.contains("is being prepared already"), "{refused:?}");
-    let id = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    interrupt(preparation);
     wait_for("the preparation to end", || (left_on_b(&bed) == 0).then_some(()));
     data.check_fill(FILL).unwrap();
 
@@ -162,4 +181,151 @@ fn where_there_is_no_room_nothing_is_prepared() {
     let refused = bed.godwit("a", &["prepare", "redis", "--to", "b"]);
     assert!(refused.code == 1 && refused.stderr.contains("node b has no room"), "{refused:?}");
     bed.migrate("redis", "a", "b");
+}
+
+/// Random files of a volume, and their bytes.
+const VOLUME: [(&str, u64); 4] =
+    [("large", 64 << 20), ("truncated", 2 << 20), ("renamed", 8 << 20), ("deleted", 2 << 20)];
+
+/// What a move or a preparation may send of a few changes, with the log and what Redis writes.
+const FEW: u64 = 1 << 20;
+
+/// Where the files of the volume are on a node.
+fn volume(bed: &Bed, node: &str) -> PathBuf {
+    let shown: serde_json::Value = bed.json(node, &["volume", "inspect", "data"]);
+    shown["path"].as_str().unwrap().into()
+}
+
+fn contents(volume: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(volume).unwrap().map(Result::unwrap);
+    let content =
+        |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
+    entries.map(content).collect()
+}
+
+/// A service on node a with files in a volume and beside it.
+fn with_files(bed: &Bed) -> u64 {
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &["-v", "data:/srv"]);
+    let volume = volume(bed, "a");
+    VOLUME.iter().for_each(|(name, bytes)| noise(&volume.join(name), *bytes));
+    fs::write(volume.join("small"), "a few words").unwrap();
+    let beside = bed.scratch().join("beside");
+    noise(&beside, 4 << 20);
+    bed.done("a", &["cp", beside.to_str().unwrap(), "redis:/beside"]);
+    VOLUME.iter().map(|(_, bytes)| bytes).sum::<u64>() + (4 << 20)
+}
+
+/// A bit of everything that can happen to files.
+fn change(volume: &Path) {
+    let at = |name: &str| volume.join(name);
+    let large = fs::File::options().write(true).open(at("large")).unwrap();
+    large.write_all_at(&[7; 5000], 33 << 20).unwrap();
+    fs::File::options().write(true).open(at("truncated")).unwrap().set_len(100_001).unwrap();
+    fs::rename(at("renamed"), at("its new name")).unwrap();
+    fs::remove_file(at("deleted")).unwrap();
+    fs::write(at("small"), "other words").unwrap();
+    fs::write(at("new"), "it was not there").unwrap();
+}
+
+/// The directories of files that were sent ahead to a node.
+fn kept_on(bed: &Bed, node: &str) -> usize {
+    let prepared = fs::read_dir(bed.lab().state(node).unwrap().join("prepared"));
+    prepared.map_or(0, Iterator::count)
+}
+
+fn are_gone(bed: &Bed, node: &str) {
+    wait_for("what was sent ahead to be gone", || (kept_on(bed, node) == 0).then_some(()));
+}
+
+#[test]
+fn a_move_sends_only_what_differs_of_files_and_volumes() {
+    let bed = three("prepfiles");
+    let all = with_files(&bed);
+    let first = prepared(&bed, "a", "b");
+    assert!(first.retained_file_bytes >= all && first.file_bytes >= all, "{first:?}");
+    assert_eq!((first.files_stay.as_str(), kept_on(&bed, "b")), ("", 1));
+    let said = bed.done("a", &["prepare", "redis", "--to", "b"]);
+    assert!(said.contains(" of its memory and ") && said.contains(" of its files are there, "), "{said}");
+
+    // Nobody who comes later finds the volume twice.
+    let listed: serde_json::Value = bed.json("b", &["volume", "ls"]);
+    assert_eq!(listed.as_array().map(Vec::len), Some(0), "{listed}");
+
+    change(&volume(&bed, "a"));
+    let checked: serde_json::Value = bed.json("a", &["check", "redis", "--to", "b"]);
+    let forecast = checked["forecast"]["file_bytes"].as_u64().unwrap();
+    assert!(forecast < FEW, "{checked}");
+    let expected = contents(&volume(&bed, "a"));
+    let report = bed.migrate_so("redis", "a", "b", &[]);
+    assert!(report.file_bytes < FEW && report.retained_file_bytes >= all, "{report:?}");
+    assert_eq!(contents(&volume(&bed, "b")), expected);
+    bed.done("b", &["cp", "redis:/beside", bed.scratch().join("back").to_str().unwrap()]);
+    let [there, back] = ["beside", "back"].map(|name| fs::read(bed.scratch().join(name)).unwrap());
+    assert!(there == back, "what the service changed beside its volume");
+    assert_eq!(bed.done("b", &["exec", "redis", "--", "redis-cli", "ping"]), "PONG\n");
+    are_gone(&bed, "b");
+
+    // It moves on while another preparation is under way: what that has touched crosses again, and nothing else.
+    prepared(&bed, "b", "c");
+    let here = volume(&bed, "b");
+    noise(&here.join("large"), 16 << 20);
+    let expected = contents(&here);
+    let preparation = slow_between(&bed, "b", "c", "files");
+    let report = bed.migrate_so("redis", "b", "c", &[]);
+    assert!(reason(preparation).contains("cancelled"));
+    assert!(report.file_bytes < (16 << 20) + FEW && report.retained_file_bytes > 0, "{report:?}");
+    assert_eq!(contents(&volume(&bed, "c")), expected);
+    are_gone(&bed, "c");
+}
+
+#[test]
+fn of_files_that_were_sent_ahead_nothing_stays_that_is_of_no_use() {
+    let bed = Bed::up("prepgone");
+    let all = with_files(&bed);
+    // One that brought not all of it has brought nothing.
+    let preparation = slow_between(&bed, "a", "b", "files");
+    wait_for("files to come", || (kept_on(&bed, "b") == 1).then_some(()));
+    interrupt(preparation);
+    are_gone(&bed, "b");
+    bed.done("a", &["check", "redis", "--to", "b"]);
+
+    // A daemon that starts knows of none; its peer sends all again.
+    assert!(prepared(&bed, "a", "b").file_bytes >= all);
+    bed.lab().restart_node("b").unwrap();
+    are_gone(&bed, "b");
+    bed.knows("b", "redis");
+    assert!(prepared(&bed, "a", "b").file_bytes >= all);
+    // Nor does one know what it has sent.
+    bed.lab().restart_node("a").unwrap();
+    assert!(prepared(&bed, "a", "b").file_bytes >= all);
+    assert_eq!(kept_on(&bed, "b"), 1);
+    assert!(prepared(&bed, "a", "b").file_bytes < FEW);
+
+    // One that breaks off later leaves what came before it.
+    let here = volume(&bed, "a");
+    noise(&here.join("large"), 16 << 20);
+    interrupt(slow_between(&bed, "a", "b", "files"));
+    let again = wait_for("the preparation to end", || {
+        let said = bed.godwit("a", &["--json", "prepare", "redis", "--to", "b"]);
+        (said.code == 0).then(|| serde_json::from_str::<Report>(said.stdout.lines().last().unwrap()).unwrap())
+    });
+    assert!((16 << 20..(16 << 20) + FEW).contains(&again.file_bytes), "{again:?}");
+
+    bed.done("a", &["rm", "--force", "redis"]);
+    are_gone(&bed, "b");
+}
+
+#[test]
+fn where_there_is_no_room_for_files_they_cross_with_the_move() {
+    let bed = Bed::up_with("prepfull", |config| {
+        config.programs.serve_arguments.extend(["--retained-files", "1"].map(str::to_owned));
+    });
+    let all = with_files(&bed);
+    let said = bed.godwit("a", &["prepare", "redis", "--to", "b"]);
+    let words = "Warning: the files of redis cross with the move to b: node b: it has room for 1 MiB";
+    assert!(said.code == 0 && said.stderr.contains(words), "{said:?}");
+    assert_eq!(kept_on(&bed, "b"), 0);
+    let report = bed.migrate("redis", "a", "b");
+    assert!(report.file_bytes >= all && report.retained_file_bytes == 0, "{report:?}");
 }

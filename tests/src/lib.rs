@@ -141,6 +141,12 @@ pub struct Report {
     pub memory_wire_bytes: u64,
     /// Layers, changed files and logs.
     pub file_bytes: u64,
+    /// Files that were there by a preparation; 0.2.0 does not tell.
+    #[serde(default)]
+    pub retained_file_bytes: u64,
+    /// Why a preparation sent none; 0.2.0 does not tell.
+    #[serde(default)]
+    pub files_stay: String,
     /// Pages that had to cross, as bytes.
     pub page_bytes: u64,
     /// Of these, pages of shared memory before the freeze; 0.2.0 does not tell.

@@ -71,6 +71,8 @@ async fn a_migration_in_json_is_its_steps_and_then_one_report() {
         "page_bytes",
         "shared_bytes",
         "shared_dump_bytes",
+        "retained_file_bytes",
+        "files_stay",
         "memory_bytes",
     ] {
         assert!(report.get(field).is_some(), "{field} is missing from {report}");
@@ -254,7 +256,9 @@ async fn prepare_asks_for_each_node_and_tells_what_is_there() {
         .await;
     assert_eq!(finished.code, 0, "{finished:?}");
     assert!(
-        finished.stdout.starts_with("redis can move to b: 200.0 MiB of its memory are there"),
+        finished
+            .stdout
+            .starts_with("redis can move to b: 200.0 MiB of its memory and 300.0 MiB of its files are there"),
         "{finished:?}"
     );
     assert!(finished.stderr.contains("preparing redis: round"), "{finished:?}");
@@ -267,9 +271,12 @@ async fn prepare_asks_for_each_node_and_tells_what_is_there() {
     // One that cannot be prepared for does not keep the others from it.
     let finished = fake.run(&["prepare", "redis", "--to", "old,gone,full,b"]).await;
     assert_eq!((finished.code, finished.stdout.lines().count()), (1, 2), "{finished:?}");
-    for words in
-        ["not prepared for old: node old refuses", "Error: there is no node gone", "no room for 7.0 MiB"]
-    {
+    for words in [
+        "not prepared for old: node old refuses",
+        "Error: there is no node gone",
+        "no room for 7.0 MiB",
+        "the files of redis cross with the move to full: the disk is full",
+    ] {
         assert!(finished.stderr.contains(words), "{words}: {finished:?}");
     }
     assert_eq!(fake.asked.prepared.lock().unwrap().len(), 5);

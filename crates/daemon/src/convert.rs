@@ -325,6 +325,8 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         shared_dump_bytes: report.shared_dump_bytes,
         retained_bytes: report.retained_bytes,
         not_retained_bytes: report.not_retained_bytes,
+        retained_file_bytes: report.retained_file_bytes,
+        files_stay: report.files_stay,
         phases: report
             .phases
             .into_iter()

@@ -24,7 +24,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use godwit_api::v1::node_server::NodeServer;
 use godwit_api::v1::peer_server::PeerServer;
-use godwit_migration::recovery;
+use godwit_migration::ahead::Kept;
+use godwit_migration::{error_chain, recovery};
 use godwit_transfer::listen::JoinListener;
 use godwit_transfer::{Identity, ListenOptions, Listener, NodeName};
 use nix::sys::stat::{Mode, umask};
@@ -198,13 +199,32 @@ async fn ends_at_once(node: &Node) -> String {
     }
 }
 
-/// Gives memory back that only makes later migrations shorter, when the machine runs short of it.
+/// Gives memory and disk back that only make later migrations shorter, when the machine runs short of them or nothing comes of
+/// it.
 async fn relieve(node: &Node) {
     let total = directory::total_memory();
     let mut clock = tokio::time::interval(Duration::from_secs(1));
     loop {
         clock.tick().await;
-        node.local().retention.relieve(total);
+        let local = node.local();
+        local.retention.relieve(total);
+        local.sent_files.relieve(total);
+        if local.kept_files.has_any() {
+            local.kept_files.relieve(|kept| may_come(node, kept));
+        }
+    }
+}
+
+/// Whether the service whose files were sent ahead is still where they came from, as far as this node knows.
+fn may_come(node: &Node, kept: &Kept) -> bool {
+    match node.state.placement(&kept.name) {
+        // A new one may not be known yet.
+        Ok(None) => true,
+        Ok(Some(placement)) => placement.id == kept.id && placement.node == kept.source && !placement.removed,
+        Err(error) => {
+            tracing::error!(service = %kept.name, error = %error_chain(&error), "cannot look for a service whose files were sent ahead");
+            true
+        }
     }
 }
 

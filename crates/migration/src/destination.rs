@@ -31,6 +31,7 @@ use std::time::Instant;
 
 use godwit_engine::tree;
 
+use crate::ahead::Held;
 use crate::arrivals::FurtherConnection;
 use crate::blocking::off_worker;
 use crate::failpoint;
@@ -205,14 +206,14 @@ async fn migrate(local: &Arc<NodeResources>, mut link: Link, open: Open) {
 async fn arrive(local: &Arc<NodeResources>, mut link: Link, admitted: Admitted, coming: Coming) {
     let id = &admitted.id;
     tracing::info!(migration = %id, service = %admitted.service.name, source = link.node(), "a service is on its way here");
-    let mut receiver = match take_in(local, &mut link, &admitted, coming).await {
-        Ok(receiver) => receiver,
+    let (mut receiver, files) = match take_in(local, &mut link, &admitted, coming).await {
+        Ok(taken) => taken,
         // One that did not start may have left something.
         Err(error) => return give_up(local, link, admitted, Memory::Lost(String::new()), error).await,
     };
     let failure = receiver.failure();
     let restored = tokio::select! {
-        restored = until_restored(local, &mut link, &admitted, &mut receiver) => restored,
+        restored = until_restored(local, &mut link, &admitted, &mut receiver, files) => restored,
         reason = failure => Err(DestinationError::Pages(reason)),
     };
     let (keep_stopped, tmpfs) = match restored {
@@ -248,9 +249,9 @@ async fn take_in(
     link: &mut Link,
     admitted: &Admitted,
     coming: Coming,
-) -> Result<PageReceiver, DestinationError> {
-    let Coming { arrival, retained } = coming;
-    accept(link, admitted, retained.as_deref()).await?;
+) -> Result<(PageReceiver, Option<Held>), DestinationError> {
+    let Coming { arrival, retained, files } = coming;
+    accept(link, admitted, retained.as_deref(), files.as_ref()).await?;
     // What an earlier attempt may have left must not mix with what comes now.
     local.make_room(&admitted.service).await?;
     // That gives back volumes that were no copy.
@@ -263,7 +264,7 @@ async fn take_in(
     // Pages may be sent again and again while the service runs, but each is held once.
     let most = admitted.memory_bytes.saturating_mul(2).saturating_add(images::KERNEL_STATE_BYTES);
     let most = most.min(local.promised.limit());
-    Ok(PageReceiver::start(local, &admitted.id, most, retained, arrival).await?)
+    Ok((PageReceiver::start(local, &admitted.id, most, retained, arrival).await?, files))
 }
 
 /// The copy cannot be completed, for this reason.

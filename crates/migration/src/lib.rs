@@ -33,6 +33,7 @@
 //! `docs/migration.md` describes the order of the steps, `docs/commit.md` the commit. The crate does not know the API, the
 //! command line, or how nodes find each other: its caller provides the latter as [`resources::Cluster`].
 
+pub mod ahead;
 pub mod arrivals;
 pub mod attach;
 pub mod backoff;

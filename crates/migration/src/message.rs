@@ -8,7 +8,8 @@
 //!   │ (further connections, each) Join ─────► │  streams for pages, one for faults
 //!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
 //!   │ ◄─────────────────────────── LayerStored│
-//!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs
+//!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs; onto those that were
+//!   │                                         │  sent ahead: TreeOnto in place of TreeBegin
 //!   │ ◄─────────────────────────── TreeApplied│
 //!   │ LogData… OldLogData… LogRotated… ─────► │  the log so far, now or later
 //!   │ Segments ─────────────────────────────► │  shared memory that comes over the streams, too
@@ -48,9 +49,12 @@
 //!   │ ◄───────────────────────────── ProbeEnd │
 //!   │ Prepare ──────────────────────────────► │  reserves memory
 //!   │ ◄──── Accepted RetainedPages… | Refused │
-//!   │ LayerBegin… (streams) Pages… PagesEnd ► │  as above
+//!   │ LayerBegin… ──────────────────────────► │  as above
+//!   │ (TreeBegin | TreeOnto) TreeItem… TreeEnd│  changed files, onto what was sent ahead before
+//!   │ ◄──────────────────────────── FilesKept │
+//!   │ (streams) Pages… PagesEnd ────────────► │
 //!   │ Retain ───────────────────────────────► │
-//!   │ ◄──────────────────────────── RetainEnd │  layers and pages stay, in no journal
+//!   │ ◄──────────────────────────── RetainEnd │  layers, files and pages stay, in no journal
 //! ```
 //! Either side may send `Abort` before the commit. `Heartbeat` goes out after a second without
 //! other frames, so that a cut link shows as silence. Frame kinds are fixed numbers and are never
@@ -64,9 +68,9 @@ use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
 pub use self::contents::{
-    Accepted, CriuVersion, FaultRequest, ImageData, ImageFile, ImagesEnd, Join, Layer, MOST_TMPFS_NAMES,
-    Open, PageRanges, Purpose, Reason, Refused, Resume, RetainEnd, RetainedPages, Running, Segments,
-    SharedSegment, TmpfsBegin,
+    Accepted, CriuVersion, FaultRequest, FilesKept, ImageData, ImageFile, ImagesEnd, Join, Layer,
+    MOST_TMPFS_NAMES, Open, PageRanges, Purpose, Reason, Refused, Resume, RetainEnd, RetainedPages, Running,
+    Segments, SharedSegment, TmpfsBegin,
 };
 pub use self::versions::{OLDEST_PROTOCOL_VERSION, Versions};
 pub use crate::step::{Reached, Step};
@@ -180,6 +184,8 @@ messages! {
         43 Retain,
         /// After an answered `Ask`: layers and pages will follow, to be there for a migration that may follow.
         45 Prepare,
+        /// As `TreeBegin`, onto files that were sent ahead.
+        50 TreeOnto,
     }
     encoded {
         /// First from the source.
@@ -218,6 +224,8 @@ messages! {
         34 Step(Reached),
         /// What has come is retained.
         44 RetainEnd(RetainEnd),
+        /// The round of files that are sent ahead is applied.
+        51 FilesKept(FilesKept),
         /// As `Open`, from a source that only asks whether the service may come: nothing is reserved beyond the answer.
         40 Ask(Open),
     }
@@ -322,6 +330,9 @@ mod tests {
                 engine_layers: vec!["sha256:01".into()],
                 tries_storage: true,
                 retains: true,
+                takes_files: true,
+                no_files: "full".into(),
+                files: Bytes::from_static(b"token"),
             }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
@@ -342,6 +353,8 @@ mod tests {
             Message::SegmentsMade,
             Message::Segments(Segments { all: vec![segment] }),
             Message::TreeAgain,
+            Message::TreeOnto,
+            Message::FilesKept(FilesKept { token: Bytes::from_static(b"token"), bytes: 4096 }),
             Message::TmpfsBegin(TmpfsBegin { number: 1 }),
             Message::Restored,
             Message::Commit,

@@ -106,6 +106,7 @@ pub fn decision(local: &NodeResources, id: &str, asker: &str, asked: &str) -> Re
 /// wrong state; tasks go on with those in doubt, and with what cannot be ended now.
 pub async fn recover(local: &Arc<NodeResources>) -> Result<(), LocalError> {
     crate::images::prune_logs(&local.layout.state.join("criu-logs"))?;
+    local.kept_files.clear_left()?;
     if let Err(error) = page_receiver::end_idle(local).await {
         tracing::error!(error = %crate::error_chain(&error), "cannot end pagers that are no longer needed");
     }

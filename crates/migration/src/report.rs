@@ -111,6 +111,12 @@ pub struct Report {
     /// Those for which it had no room.
     #[serde(default)]
     pub not_retained_bytes: u64,
+    /// Files that the destination has, where the move was only prepared; else those that it had from a preparation.
+    #[serde(default)]
+    pub retained_file_bytes: u64,
+    /// Why files cross with the move that was only prepared, if they do.
+    #[serde(default)]
+    pub files_stay: String,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
@@ -167,6 +173,8 @@ impl Report {
             shared_dump_bytes: 0,
             retained_bytes: 0,
             not_retained_bytes: 0,
+            retained_file_bytes: 0,
+            files_stay: String::new(),
             memory_bytes: 0,
             phases: Vec::new(),
             timeline: Vec::new(),

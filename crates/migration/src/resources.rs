@@ -15,6 +15,7 @@ use godwit_transfer::Connection;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::ahead::{KeptFiles, SentFiles};
 use crate::arrivals::Arrivals;
 use crate::attach::Attach;
 use crate::backoff::Backoff;
@@ -128,6 +129,10 @@ pub struct NodeResources {
     pub arrivals: Arrivals,
     /// Pages of services that left.
     pub retention: Retention,
+    /// Files of services that may come.
+    pub kept_files: Arc<KeptFiles>,
+    /// What was sent of files of services that may leave.
+    pub sent_files: Arc<SentFiles>,
     /// Starts and ends the pagers of services on their way here.
     pub pagers: Arc<dyn Pagers>,
     /// Whether processes can be restored here before their pages are in place.
@@ -281,6 +286,7 @@ impl NodeResources {
     /// time, even when only some of it is there. Another service's, or a later incarnation's, stays; so do its volumes, unless
     /// they are a copy.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
+        self.sent_files.forget(&service.id);
         let path = self.layout.service(&service.name);
         if !path.exists() {
             // It is made before all else, and removed after it.

@@ -13,15 +13,16 @@
 //! service continues with its connections. Then the journal's `committed` is written (`serving` where pages stay
 //! behind). From there on nothing is undone.
 //!
-//! - [`prepare`]: layers and pages are sent ahead, and the service stays.
+//! - [`prepare`]: layers, files and pages are sent ahead, and the service stays.
 //! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move. [`check`]: both, and a forecast, without a move.
-//! - [`files`], [`logs`]: changed files and the log, while it runs and at the end.
+//! - [`files`], [`logs`]: changed files and the log, while it runs and at the end; [`ahead`]: files ahead of the move.
 //! - [`deadline`]: how long a frozen service waits for the destination.
 //! - [`serve`]: pages that follow after the commit; [`rest`]: what is left to do on this node.
 //! - [`pages`], [`streams`], [`pace`], [`governor`]: what these send memory with.
 //! - [`recorder`]: what becomes the report.
 
 mod accept_queue;
+mod ahead;
 mod answer;
 mod check;
 mod commit;

@@ -205,6 +205,9 @@ fn table(report: &MigrationReport) -> Table {
     row("on the wire", output::bytes(report.wire_bytes));
     row("  memory", output::bytes(report.memory_wire_bytes));
     row("  files", output::bytes(report.file_bytes));
+    if report.retained_file_bytes > 0 {
+        row("files that were sent ahead", output::bytes(report.retained_file_bytes));
+    }
     if report.shared_bytes > 0 || report.shared_dump_bytes > 0 {
         row("  shared memory before the freeze", output::bytes(report.shared_bytes));
         row("  shared memory while frozen", output::bytes(report.shared_dump_bytes));

@@ -1,4 +1,4 @@
-//! `godwit prepare`: send a service's layers and memory ahead, so that its move takes less.
+//! `godwit prepare`: send a service's layers, files and memory ahead, so that its move takes less.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
     values,
 };
 
-/// Send a service's image layers and memory ahead, so that its move takes less
+/// Send a service's image layers, files and memory ahead, so that its move takes less
 ///
-/// The service runs on and stays where it is. The destinations retain its pages in memory (`godwitd serve --retained-memory`
-/// is the bound), and a move to one of them sends only those that differ. Changed files, volumes and shared memory cross with
-/// the move. A move of the service, or a check, ends a preparation that is under way.
+/// The service runs on and stays where it is. The destinations retain its pages in memory and its changed files and volumes on
+/// disk (`godwitd serve --retained-memory` and `--retained-files` are the bounds), and a move to one of them sends only what
+/// differs. Shared memory, and files of containers of Podman and Docker, cross with the move. A move of the service, or a check, ends a preparation that is under way.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Do it again and again, in this time (10s at least), until Ctrl-C
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     every: Option<Duration>,
-    /// Most bandwidth for its memory, such as 50MB/s or 400mbit
+    /// Most bandwidth for its files and its memory, such as 50MB/s or 400mbit
     #[arg(long, value_name = "RATE", value_parser = values::rate)]
     max_bandwidth: Option<u64>,
     /// Network namespace at the destination, as for `migrate`
@@ -163,8 +163,9 @@ fn tell(report: &MigrationReport, global: &Global) -> bool {
         let _ = output::json(report);
     } else if is_prepared {
         let _ = output::line(&format!(
-            "{name} can move to {to}: {} of its memory are there, {} were sent in {}",
+            "{name} can move to {to}: {} of its memory and {} of its files are there, {} were sent in {}",
             output::bytes(report.retained_bytes),
+            output::bytes(report.retained_file_bytes),
             output::bytes(report.wire_bytes),
             output::millis(report.total_ms),
         ));
@@ -173,6 +174,12 @@ fn tell(report: &MigrationReport, global: &Global) -> bool {
         output::note(&format!(
             "Warning: node {to} has no room for {} more of {name} (godwitd serve --retained-memory there): they cross with the move",
             output::bytes(report.not_retained_bytes)
+        ));
+    }
+    if is_prepared && !report.files_stay.is_empty() {
+        output::note(&format!(
+            "Warning: the files of {name} cross with the move to {to}: {}",
+            report.files_stay
         ));
     }
     if !is_prepared {

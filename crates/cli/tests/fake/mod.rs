@@ -185,6 +185,7 @@ fn report(name: &str, outcome: &str, reason: &str) -> MigrationEvent {
         outcome: outcome.into(),
         reason: reason.into(),
         retained_bytes: 200 << 20,
+        retained_file_bytes: 300 << 20,
         frozen_ms: 512.34,
         total_ms: 1930.0,
         dump_bytes: 201 << 20,
@@ -530,6 +531,7 @@ impl Node for Answers {
         if let Some(migration_event::Kind::Report(report)) = &mut answer.kind {
             report.destination.clone_from(&request.to);
             report.not_retained_bytes = if request.to == "full" { 7 << 20 } else { 0 };
+            report.files_stay = if request.to == "full" { "the disk is full".into() } else { String::new() };
         }
         self.asked.prepared.lock().unwrap().push(request);
         items(vec![progress("copy", 100 << 20, 201 << 20), answer])

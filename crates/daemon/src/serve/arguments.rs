@@ -80,6 +80,9 @@ pub(crate) struct ServeArgs {
     /// quarter of what is free]
     #[arg(long, alias = "keep-memory", value_name = "MIB")]
     pub retained_memory: Option<u64>,
+    /// Disk for files that are sent ahead of moves to this node (`godwit prepare`), in MiB [default: half of what is free]
+    #[arg(long, value_name = "MIB")]
+    pub retained_files: Option<u64>,
     /// How long unused image layers stay, in hours, so that a service comes back faster; when the disk runs short
     /// they are removed earlier
     #[arg(long, default_value_t = 168, value_name = "HOURS")]

@@ -13,6 +13,7 @@ use godwit_engine::image::Store;
 use godwit_engine::podman::{Podman, PodmanConfig};
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
+use godwit_migration::ahead::KeptFiles;
 use godwit_migration::arrivals::Arrivals;
 use godwit_migration::attach::SystemNetwork;
 use godwit_migration::binds::Binds;
@@ -146,6 +147,8 @@ pub(super) async fn build(
         delta_cache: args.delta_cache << 20,
         arrivals: Arrivals::default(),
         retention: Retention::new(args.retained_memory.map(|mib| mib << 20)),
+        kept_files: Arc::new(KeptFiles::new(&args.state, args.retained_files.map(|mib| mib << 20))),
+        sent_files: Arc::default(),
         pagers: Arc::new(PagerProgram(beside_us("godwit-pager")?)),
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
         tracker: tracker(args.tracker),

@@ -199,6 +199,18 @@ impl Known {
         self.memory = self.memory.saturating_sub(blocks.memory());
     }
 
+    /// Memory that it takes, bytes.
+    pub(super) fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Forgets all files but those that the receiver has for certain.
+    pub(super) fn keep_certain(&mut self, certain: &Snapshot) {
+        self.files.retain(|path, _| certain.is_settled(path));
+        // What began a round that broke off was not released.
+        self.memory = self.files.values().map(Blocks::memory).fold(0, u64::saturating_add);
+    }
+
     fn by_inode(&self) -> HashMap<u64, Vec<u8>> {
         self.files.iter().map(|(path, blocks)| (blocks.inode, path.clone())).collect()
     }

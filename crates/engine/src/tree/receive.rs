@@ -12,7 +12,7 @@ use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Bound;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -62,8 +62,7 @@ pub struct Receiver {
     /// Bytes that are counted as if they had come: of holes.
     holes: u64,
     open: Option<OpenFile>,
-    /// The names at the root of files that are held for others, by number.
-    held: BTreeMap<u32, Vec<u8>>,
+    held: Held,
     /// Makes names that no sender knows.
     random: RandomState,
     /// Modification times that directories shall have in the end.
@@ -71,6 +70,27 @@ pub struct Receiver {
     /// Files that were written.
     files: Vec<Vec<u8>>,
     ended: bool,
+}
+
+/// Files that are held for other names. What is left of them when a round breaks off goes: nobody knows their names.
+#[derive(Debug, Default)]
+struct Held {
+    /// The root, as soon as there was one.
+    root: Option<OwnedFd>,
+    /// Their names there, by number.
+    names: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(root) = &self.root else { return };
+        for name in self.names.values() {
+            if let Err(error) = beneath::remove_tree(root.as_fd(), name) {
+                let name = beneath::display(name);
+                tracing::error!(%name, %error, "cannot remove a file of a round that broke off");
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -97,7 +117,7 @@ impl Receiver {
             bytes: 0,
             holes: 0,
             open: None,
-            held: BTreeMap::new(),
+            held: Held::default(),
             random: RandomState::new(),
             directories: BTreeMap::new(),
             files: Vec::new(),
@@ -158,7 +178,7 @@ impl Receiver {
             return Err(TreeError::Incomplete { root: self.path });
         }
         // What had no name any more when its turn came.
-        for name in std::mem::take(&mut self.held).into_values() {
+        for name in std::mem::take(&mut self.held.names).into_values() {
             let root = self.root.directory(b"").map_err(|error| self.fault("open", b"", error))?;
             beneath::remove_tree(root.as_fd(), &name).map_err(|error| self.fault("remove", &name, error))?;
         }
@@ -235,7 +255,7 @@ impl Receiver {
 
     /// Takes a file's name away, for another one that comes later.
     fn hold(&mut self, Hold { path, number }: &Hold) -> Result<(), TreeError> {
-        if self.held.contains_key(number) {
+        if self.held.names.contains_key(number) {
             return Err(self.refused(path, "it is to be held under a number that is taken"));
         }
         if path.is_empty() {
@@ -256,7 +276,8 @@ impl Receiver {
         self.touch(b"")?;
         rustix::fs::renameat_with(&parent, name, &root, &aside[..], RenameFlags::NOREPLACE)
             .map_err(|error| self.fault("rename", path, error.into()))?;
-        self.held.insert(*number, aside);
+        self.held.names.insert(*number, aside);
+        self.held.root.get_or_insert(root);
         Ok(())
     }
 
@@ -268,7 +289,7 @@ impl Receiver {
         parent: std::os::fd::BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<(), TreeError> {
-        let Some(aside) = self.held.remove(&number) else {
+        let Some(aside) = self.held.names.remove(&number) else {
             return Err(self.refused(path, "it is to be a file that is not held"));
         };
         self.clear(parent, path, name)?;

@@ -42,6 +42,10 @@ pub struct TreeSender {
     last: Option<Snapshot>,
     /// What the receiver has of files, where it takes parts of them.
     known: Option<Known>,
+    /// Whether the receiver's tree outlives the conversation.
+    lasts: bool,
+    /// What the receiver has for certain, where it lasts, as long as the round that was sent last may not have come.
+    certain: Option<Snapshot>,
 }
 
 /// A round that is known but not sent.
@@ -58,7 +62,49 @@ impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), last: None, known: None }
+        Self { root: root.to_path_buf(), last: None, known: None, lasts: false, certain: None }
+    }
+
+    /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
+    #[must_use]
+    pub fn lasting(self, lasts: bool) -> Self {
+        Self { lasts, ..self }
+    }
+
+    /// After a round of which it is not known how much has come, and whatever became of it at the receiver: what it was to
+    /// change is sent again, whole. None where it was the first: the receiver has nothing of use.
+    #[must_use]
+    pub fn doubted(mut self) -> Option<Self> {
+        let certain = self.certain.take()?;
+        if let Some(known) = &mut self.known {
+            known.keep_certain(&certain);
+        }
+        self.last = Some(certain);
+        Some(self)
+    }
+
+    /// The last round has come.
+    pub fn settle(&mut self) {
+        self.certain = None;
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Memory that it takes about, bytes.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        let snapshots = self.last.iter().chain(&self.certain).map(Snapshot::memory);
+        snapshots.fold(self.known.as_ref().map_or(0, Known::memory), u64::saturating_add)
+    }
+
+    /// What the receiver has when the last round has come: names, and bytes of files.
+    #[must_use]
+    pub fn there(&self) -> (u64, u64) {
+        self.last.as_ref().map_or((0, 0), |last| (last.entries(), last.bytes()))
     }
 
     /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
@@ -71,16 +117,23 @@ impl TreeSender {
     /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
     /// is sent.
     pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
+        let mut round = self.find_round(frozen)?;
+        if let Some(known) = self.known.as_ref().filter(|_| !frozen) {
+            round.bytes = self.missing(known, &round.changes)?;
+        }
+        Ok(round)
+    }
+
+    /// As [`TreeSender::next_round`], where nobody asks how many bytes will cross, which takes reading all changed files: the
+    /// round says at most how many.
+    pub fn find_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
         let snapshot = snapshot.whole()?;
         let changes = match &self.last {
             Some(last) => snapshot.changes_since(last),
             None => snapshot.everything(),
         };
-        let bytes = match &self.known {
-            Some(known) if !frozen => self.missing(known, &changes)?,
-            _ => changes.bytes(),
-        };
+        let bytes = changes.bytes();
         Ok(Round { snapshot, changes, bytes })
     }
 
@@ -124,7 +177,7 @@ impl TreeSender {
         Ok(changes.bytes_but_for(|path| missing.get(path).copied()))
     }
 
-    /// Sends a round; after an error the receiver's copy is useless.
+    /// Sends a round; after an error the receiver's copy is useless, but where it [lasts](Self::lasting).
     pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
         round: Round,
@@ -133,6 +186,8 @@ impl TreeSender {
         let Round { mut snapshot, changes, .. } = round;
         let begun = self.known.as_mut().map(|known| known.begin(&snapshot, &changes)).unwrap_or_default();
         let known = self.known.as_mut().map(|known| (known, begun));
+        let before = self.last.take().filter(|_| self.lasts);
+        self.certain = before.map(|before| before.doubting(&changes));
         let sent = send_all(&self.root, &changes, &Elsewhere::new(), known, sink)?;
         snapshot.unsettle(&sent);
         self.last = Some(snapshot);

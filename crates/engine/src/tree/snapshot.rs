@@ -23,6 +23,9 @@ use crate::beneath::{self, Links, MAX_PATH, Root};
 /// timer tick, 10 ms at the lowest rate kernels are built with; twice that.
 const CLOCK_MARGIN_NANOSECONDS: i128 = 20_000_000;
 
+/// The change time of what is to be sent again whatever its times say.
+const UNSETTLED: i128 = i128::MIN;
+
 /// A file up to this size may be kept in its inode and have no blocks.
 const INLINE_BYTES: u64 = 4096;
 
@@ -114,6 +117,12 @@ impl Changes {
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.changed.len() as u64
+    }
+
+    /// Bytes of the paths that are new or changed.
+    #[must_use]
+    pub fn path_bytes(&self) -> u64 {
+        self.changed.keys().map(|path| path.len() as u64).fold(0, u64::saturating_add)
     }
 
     /// How many paths are gone, those below a directory that is gone not counted.
@@ -223,9 +232,46 @@ impl Snapshot {
     pub fn unsettle(&mut self, sent: &Sent) {
         for path in &sent.unsettled {
             if let Some(record) = self.records.get_mut(path) {
-                record.ctime = i128::MIN;
+                record.ctime = UNSETTLED;
             }
         }
+    }
+
+    /// What a receiver that had this has for certain while these changes are on their way: what they touch is named again by
+    /// [`Snapshot::changes_since`] this, or as gone.
+    pub(super) fn doubting(mut self, changes: &Changes) -> Self {
+        for path in &changes.removed {
+            let below = [path, &b"/"[..]].concat();
+            let range = self.records.range_mut(path.clone()..);
+            // What begins with it may be another name, and lie between.
+            for (_, record) in range
+                .take_while(|(at, _)| at.starts_with(path))
+                .filter(|(at, _)| *at == path || at.starts_with(&below))
+            {
+                record.ctime = UNSETTLED;
+            }
+        }
+        for (path, record) in &changes.changed {
+            self.records.insert(path.clone(), Record { ctime: UNSETTLED, ..*record });
+        }
+        // The receiver sets the times of their directories in the end.
+        for path in changes.removed.iter().chain(changes.changed.keys()).filter(|path| !path.is_empty()) {
+            if let Some(record) = self.records.get_mut(beneath::split(path).0) {
+                record.ctime = UNSETTLED;
+            }
+        }
+        self
+    }
+
+    /// Whether a receiver that has this has the path as it was found.
+    pub(super) fn is_settled(&self, path: &[u8]) -> bool {
+        self.record(path).is_some_and(|record| record.ctime != UNSETTLED)
+    }
+
+    /// Memory that it takes about, bytes.
+    pub(super) fn memory(&self) -> u64 {
+        let of = |path: &Vec<u8>| (path.len() + size_of::<Vec<u8>>() + size_of::<Record>()) as u64;
+        self.records.keys().map(of).fold(0, u64::saturating_add)
     }
 
     /// How many paths the tree has, the root included.

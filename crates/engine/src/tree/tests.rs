@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod blocks;
+mod broken;
 mod elsewhere;
 mod hostile;
 mod rounds;

@@ -12,6 +12,7 @@ use godwit_engine::{OnMove, OutputPipes};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
+use crate::ahead::Held;
 use crate::arrivals::Arrival;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
@@ -93,6 +94,8 @@ pub(super) struct Admitted {
 pub(super) struct Coming {
     pub(super) arrival: Arrival,
     pub(super) retained: Option<Arc<Retained>>,
+    /// Files that were sent ahead; none where nobody knows.
+    pub(super) files: Option<Held>,
 }
 
 /// Looks for every reason against it but a lack of memory. What is needed for it is held as long as the result is.
@@ -193,7 +196,8 @@ async fn examine(
     };
     reasons.extend(announced::objections(open));
     let disk = announced::disk_bytes(&missing, open.tree_bytes);
-    let free = local.store.available_bytes()?;
+    // What was sent ahead gives way, or is a part of what comes.
+    let free = local.store.available_bytes()?.saturating_add(local.kept_files.bytes());
     if disk > free {
         reasons.push(format!(
             "its disk has {} MiB free and {} MiB are needed",
@@ -224,8 +228,10 @@ pub(super) async fn answer_to_question(
     let Examined { service, protocol, abilities, missing, engine_layers, hold, .. } = examined;
     let charges = OutputPipes::try_from(open.output_pipes).is_ok();
     let answer = answer(protocol, local.userfaultfd, abilities, (&missing, charges));
-    let accepted = Accepted { engine_layers, ..answer };
-    Ok(Asked { service, id: open.migration, memory_bytes, missing, accepted, _hold: hold })
+    let files = local.kept_files.token(&service, from);
+    let accepted = Accepted { engine_layers, files: files.into(), ..answer };
+    let tree = (open.tree_bytes, announced::tree_limits(open.tree_bytes, makes_devices(&service)));
+    Ok(Asked { service, id: open.migration, memory_bytes, missing, accepted, tree, _hold: hold })
 }
 
 /// What a source has asked for that may come.
@@ -236,6 +242,8 @@ pub(super) struct Asked {
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
     pub(super) accepted: Accepted,
+    /// Bytes of changed files, and what is taken of them.
+    pub(super) tree: (u64, tree::Limits),
     /// No layer is removed meanwhile.
     _hold: Hold,
 }
@@ -267,6 +275,12 @@ pub(super) async fn admit(
     let (Some(memory), Some(place), []) = (memory, place, reasons.as_slice()) else {
         return Err(DestinationError::Refused(reasons));
     };
+    let files = local.kept_files.hold(&service, link.node()).await;
+    let of_it = files.as_ref().map_or(0, Held::bytes);
+    let more = announced::disk_bytes(&missing, open.tree_bytes).saturating_sub(of_it);
+    if more > local.store.available_bytes()? {
+        local.kept_files.give_up_but(&service.id);
+    }
     let new = Beginning {
         id: &open.migration,
         role: Role::Destination,
@@ -282,9 +296,9 @@ pub(super) async fn admit(
         begun => begun?,
     }
     drop(hold);
-    let makes_devices = service.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD");
     let (userfaultfd, retained) = (local.userfaultfd, local.retention.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
+    let tree = announced::tree_limits(open.tree_bytes, makes_devices(&service));
     let admitted = Admitted {
         service,
         id: open.migration,
@@ -296,14 +310,19 @@ pub(super) async fn admit(
         output_pipes: open.output_pipes.try_into().ok(),
         steps: open.steps,
         images_bytes: open.images_bytes,
-        tree: announced::tree_limits(open.tree_bytes, makes_devices),
+        tree,
         missing,
         engine_layers,
         memory,
         timeline: Timeline::default(),
         _place: place,
     };
-    Ok((admitted, Coming { arrival, retained }))
+    Ok((admitted, Coming { arrival, retained, files }))
+}
+
+/// Whether it may make devices of its own.
+fn makes_devices(service: &Service) -> bool {
+    service.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD")
 }
 
 /// Tells the source that it is, and what is here already.
@@ -311,6 +330,7 @@ pub(super) async fn accept(
     link: &mut Link,
     admitted: &Admitted,
     retained: Option<&Retained>,
+    files: Option<&Held>,
 ) -> Result<(), DestinationError> {
     failpoint::point("destination.reserved").await;
     let key = retained.map(|retained| retained.key().bytes().to_vec().into()).unwrap_or_default();
@@ -318,7 +338,8 @@ pub(super) async fn accept(
     let Admitted { protocol, userfaultfd, abilities, ref missing, .. } = *admitted;
     let answer = answer(protocol, userfaultfd, abilities, (missing, charges));
     let engine_layers = admitted.engine_layers.clone();
-    let accepted = Accepted { retained: retained.is_some(), key, engine_layers, ..answer };
+    let files = files.map(Held::token).unwrap_or_default().into();
+    let accepted = Accepted { retained: retained.is_some(), key, engine_layers, files, ..answer };
     link.send(Message::Accepted(accepted)).await?;
     Ok(tell_retained(link, retained).await?)
 }
@@ -351,6 +372,9 @@ fn answer(
         keepers: true,
         tries_storage: true,
         retains: true,
+        takes_files: true,
+        no_files: String::new(),
+        files: Bytes::new(),
         engine_layers: Vec::new(),
     }
 }

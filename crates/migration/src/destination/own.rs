@@ -56,6 +56,7 @@ async fn let_run(
 ) -> Result<Running, LocalError> {
     // A daemon that continues from here has all of it.
     local.retention.forget(&service.id);
+    local.kept_files.forget(&service.id);
     let config = local.config(service);
     // Its sockets take the held frames before the processes run. The processes' first answers, to what was unread when
     // they were frozen, find the port open.

@@ -1,16 +1,20 @@
-//! A move that is prepared: layers and pages come, and are here when the service does. It is in no journal, and reserves
-//! nothing but memory while it lasts.
+//! A move that is prepared: layers, files and pages come, and are here when the service does. It is in no journal, and reserves
+//! nothing but memory and disk while it lasts.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use godwit_engine::tree;
 use godwit_memory::PAGE_SIZE;
 
 use super::admit::{Asked, tell_retained};
 use super::page_receiver::{PageReceiver, PageReceiverError};
-use super::receive::{given_up, receive_image, receive_layer};
+use super::receive::{given_up, receive_image, receive_layer, receive_tree_items};
 use super::{DestinationError, answer_to_failed};
+use crate::ahead::{Begun, Held, MOST_NAMES};
+use crate::blocking::off_worker;
 use crate::link::Link;
-use crate::message::{Accepted, Message, RetainEnd};
+use crate::message::{Accepted, FilesKept, Message, RetainEnd};
 use crate::resources::{LocalError, NodeResources};
 
 /// Takes one in, to its end.
@@ -43,13 +47,24 @@ async fn retained(
     let here = local.retention.of(&service.id);
     let arrival = local.arrivals.expect(id, link.node(), &service.name);
     let key = here.as_ref().map(|here| here.key().bytes().to_vec().into()).unwrap_or_default();
-    let accepted = Accepted { retained: here.is_some(), key, ..accepted.clone() };
+    let (mut files, no_files) = match place_for_files(local, link.node(), asked).await {
+        Ok((held, most)) => (Some((held, most)), String::new()),
+        Err(why) => (None, why),
+    };
+    let accepted = Accepted {
+        retained: here.is_some(),
+        key,
+        takes_files: files.is_some(),
+        no_files,
+        files: files.as_ref().map(|(held, _)| held.token()).unwrap_or_default().into(),
+        ..accepted.clone()
+    };
     link.send(Message::Accepted(accepted)).await?;
     tell_retained(link, here.as_deref()).await?;
     let receiver = PageReceiver::start(local, id, *memory_bytes, here, arrival).await?;
     let failure = receiver.failure();
     let retained = tokio::select! {
-        retained = receive(local, link, asked, &receiver) => retained,
+        retained = receive(local, link, asked, &receiver, &mut files) => retained,
         reason = failure => Err(DestinationError::Pages(reason)),
     };
     receiver.abandon(local, id).await?;
@@ -61,6 +76,7 @@ async fn receive(
     link: &mut Link,
     asked: &Asked,
     receiver: &PageReceiver,
+    files: &mut Option<(Held, u64)>,
 ) -> Result<RetainEnd, DestinationError> {
     let Asked { service, id, missing, .. } = asked;
     for layer in missing {
@@ -70,7 +86,19 @@ async fn receive(
         }
         link.send(Message::LayerStored).await?;
     }
-    match link.receive().await? {
+    // An older source sends none.
+    let next = match (link.receive().await?, files.take()) {
+        (begin @ (Message::TreeBegin | Message::TreeOnto), Some((held, most))) => {
+            let (held, bytes) = receive_files(link, asked, begin, (held, most)).await?;
+            let token = held.token().into();
+            tracing::info!(migration = %id, service = %service.name, bytes, "files of a service are kept for its move");
+            drop(held);
+            link.send(Message::FilesKept(FilesKept { token, bytes })).await?;
+            link.receive().await?
+        }
+        (next, _) => next,
+    };
+    match next {
         Message::Retain => {}
         other => return Err(link.unexpected(&other, "Retain").into()),
     }
@@ -97,4 +125,63 @@ async fn retain(
     let bytes = tokio::task::spawn_blocking(move || retaining.retention.copy_store(&service, &index, &store));
     let bytes = bytes.await?.map_err(PageReceiverError::from).map_err(LocalError::from)?;
     Ok(RetainEnd { bytes, left: came.saturating_sub(bytes) })
+}
+
+/// Where files may come, and how many bytes; why they may not, as a sentence.
+async fn place_for_files(
+    local: &NodeResources,
+    source: &str,
+    Asked { service, tree: (bytes, _), .. }: &Asked,
+) -> Result<(Held, u64), String> {
+    let node = &local.node;
+    if service.kept.is_some() {
+        return Err("its engine keeps its files".into());
+    }
+    let held = local.kept_files.hold(service, source).await;
+    let mut held =
+        held.ok_or_else(|| format!("node {node} still takes files of another preparation of it"))?;
+    let most = held.make_room(*bytes).map_err(|why| format!("node {node}: {why}"))?;
+    Ok((held, most))
+}
+
+/// Takes a round of files. What broke off stays where there was something before: the source knows what it touched.
+async fn receive_files(
+    link: &mut Link,
+    asked: &Asked,
+    begin: Message,
+    (mut held, most): (Held, u64),
+) -> Result<(Held, u64), DestinationError> {
+    let begun: Option<Begun> = match begin {
+        Message::TreeOnto => None,
+        _ => Some(off_worker(|| held.begin())?),
+    };
+    let path = begun.as_ref().map(Begun::path).or(held.path()).map(Path::to_owned);
+    let path = path.ok_or(DestinationError::Protocol("files onto others that are not here"))?;
+    let limits = tree::Limits { entries: 2 * MOST_NAMES, bytes: most, ..asked.tree.1 };
+    let received = match receive_tree_items(link, &path, limits).await {
+        Ok(written) => {
+            let synced = tokio::task::spawn_blocking(move || written.sync()).await?;
+            synced.map_err(DestinationError::from)
+        }
+        Err(error) => Err(error),
+    };
+    let measured = match received {
+        // What the next one puts in order.
+        Err(error @ DestinationError::Link(_)) => return Err(error),
+        Err(error) => Err(error),
+        Ok(()) => {
+            if let Some(begun) = begun {
+                held.keep(begun);
+            }
+            off_worker(|| held.measure(most)).map_err(|why| DestinationError::Refused(vec![why]))
+        }
+    };
+    match measured {
+        Ok(bytes) => Ok((held, bytes)),
+        // A full disk must not stay full for it.
+        Err(error) => {
+            held.drop_it();
+            Err(error)
+        }
+    }
 }

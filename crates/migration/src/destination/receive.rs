@@ -15,6 +15,7 @@ use super::admit::Admitted;
 use super::log::LogWriter;
 use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
 use super::{DestinationError, plain};
+use crate::ahead::Held;
 use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
@@ -34,6 +35,7 @@ pub(super) async fn until_restored(
     link: &mut Link,
     admitted: &Admitted,
     receiver: &mut PageReceiver,
+    files: Option<Held>,
 ) -> Result<(Vec<u32>, ImageTmpfs), DestinationError> {
     let service = &admitted.service;
     for layer in &admitted.missing {
@@ -50,7 +52,7 @@ pub(super) async fn until_restored(
     local.standstills.stand_ready(service).await?;
     local.standstills.stand_apart(service)?;
     let upper = local.changed_files(service)?;
-    receive_tree(link, &upper, admitted.tree).await?;
+    receive_tree(link, &upper, admitted.tree, files).await?;
     sync(upper).await?;
     check_files(local, service)?;
     if admitted.userfaultfd
@@ -193,15 +195,26 @@ pub(super) async fn receive_image(
     }
 }
 
-async fn receive_tree(link: &mut Link, upper: &Path, limits: tree::Limits) -> Result<(), DestinationError> {
-    match link.receive().await? {
-        Message::TreeBegin => {}
-        other => return Err(link.unexpected(&other, "TreeBegin").into()),
+/// The first round: into an empty directory, or onto files that were sent ahead, which are of no further use without it.
+async fn receive_tree(
+    link: &mut Link,
+    upper: &Path,
+    limits: tree::Limits,
+    files: Option<Held>,
+) -> Result<(), DestinationError> {
+    match (link.receive().await?, files) {
+        (Message::TreeBegin, files) => {
+            if let Some(mut files) = files {
+                files.drop_it();
+            }
+        }
+        (Message::TreeOnto, Some(files)) if files.path().is_some() => off_worker(|| files.put_in(upper))?,
+        (other, _) => return Err(link.unexpected(&other, "TreeBegin").into()),
     }
     receive_tree_items(link, upper, limits).await.map(drop)
 }
 
-async fn receive_tree_items(
+pub(super) async fn receive_tree_items(
     link: &mut Link,
     upper: &Path,
     limits: tree::Limits,

@@ -22,13 +22,14 @@ use super::machine::Machine;
 use super::means::{Directories, Network, Threads};
 use super::script::Killed;
 use super::wire::Wire;
+use crate::ahead::KeptFiles;
 use crate::arrivals::Arrivals;
 use crate::binds::Binds;
 use crate::destination;
 use crate::doubt::Doubts;
 use crate::journal::Journal;
 use crate::link::{self, Link};
-use crate::options::Options;
+use crate::options::{Mode, Options};
 use crate::promised::Promised;
 use crate::recovery;
 use crate::report::Report;
@@ -178,6 +179,8 @@ impl Daemon {
             patience: PATIENCE,
             arrivals: Arrivals::default(),
             retention: Retention::new(Some(0)),
+            kept_files: Arc::new(KeptFiles::new(&layout.state, None)),
+            sent_files: Arc::default(),
             pagers: Arc::new(Threads(Arc::clone(machine))),
             userfaultfd: machine.lazy,
             delta_cache: 1 << 20,
@@ -243,8 +246,16 @@ impl Daemon {
         let name = self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(service.name.clone());
         assert!(name, "its name is free");
         let (cancel, to) = (self.machine.script.cancel.clone(), self.peer.name.clone());
-        let source =
-            Source::new(Arc::clone(&local), service.clone(), "01A".into(), to, options, progress, cancel);
+        let source = |id: &str, options| {
+            let (local, service) = (Arc::clone(&local), service.clone());
+            Source::new(local, service, id.into(), to.clone(), options, progress.clone(), cancel.clone())
+        };
+        if options.prepares {
+            // There is no room for pages, which ends it after the files.
+            let report = source("01P", Options { mode: Mode::Precopy, ..options.clone() }).prepare().await;
+            self.machine.script.note(&format!("| {} |", report.reason));
+        }
+        let source = source("01A", Options { prepares: false, ..options });
         let (report, rest) = source.run().await;
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
         if let Some(rest) = rest {

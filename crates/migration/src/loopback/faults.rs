@@ -3,6 +3,7 @@
 //! | | `cargo test` | with `GODWIT_TEST_FULL=1` |
 //! |---|---|---|
 //! | cold, restored from images | every fault; a daemon is killed before each step | and after each step |
+//! | the same after a preparation | cuts, and kills at each record | |
 //! | post-copy | cuts, and kills at each record | every fault |
 //! | pre-copy, hybrid | none | every fault |
 
@@ -18,10 +19,14 @@ use super::wire::{Cut, Slow, Way as Along};
 use super::world::{Ended, Fault, Side, Way, play};
 use crate::options::Mode;
 
-const COLD: Way = Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None };
-const PRECOPY: Way = Way { mode: Mode::Precopy, lazy: false, reads: true, tracker: Backend::Uffd };
-const POSTCOPY: Way = Way { mode: Mode::Postcopy, lazy: true, reads: true, tracker: Backend::None };
-const HYBRID: Way = Way { mode: Mode::Hybrid, lazy: true, reads: true, tracker: Backend::Uffd };
+const COLD: Way = Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None, ahead: false };
+const PRECOPY: Way =
+    Way { mode: Mode::Precopy, lazy: false, reads: true, tracker: Backend::Uffd, ahead: false };
+const POSTCOPY: Way =
+    Way { mode: Mode::Postcopy, lazy: true, reads: true, tracker: Backend::None, ahead: false };
+const HYBRID: Way = Way { mode: Mode::Hybrid, lazy: true, reads: true, tracker: Backend::Uffd, ahead: false };
+/// Its files are sent ahead first.
+const AHEAD: Way = Way { ahead: true, ..PRECOPY };
 /// Nobody asks for a page: all are pushed.
 const UNREAD: Way = Way { reads: false, ..POSTCOPY };
 
@@ -216,6 +221,26 @@ fn cold_a_daemon_may_be_killed_at_each_step() {
 #[test]
 fn cold_one_daemon_or_both_may_be_killed_at_each_record() {
     kills_at_records(COLD);
+}
+
+#[test]
+fn a_move_begins_with_files_that_were_sent_ahead() {
+    let Ended { ahead, connections, .. } = untouched(AHEAD);
+    assert!(ahead > 0);
+    assert_eq!(connections, 2 * ONE_STREAM);
+    assert_eq!(untouched(COLD).ahead, 0);
+}
+
+#[test]
+fn a_preparation_outlasts_every_fault_and_so_does_the_move_after_it() {
+    // The conversation of the preparation, and that of the move.
+    for connection in [CONVERSATION, ONE_STREAM] {
+        for along in [Along::There, Along::Back] {
+            all(AHEAD, |records| Fault::Cut(Cut::After { connection, way: along, records }));
+        }
+    }
+    kills_at_records(AHEAD);
+    both(AHEAD, Fault::Cancel);
 }
 
 #[test]

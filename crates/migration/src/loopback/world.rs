@@ -62,6 +62,8 @@ pub(super) struct Way {
     /// Whether the service reads all its memory as soon as it runs at the destination.
     pub(super) reads: bool,
     pub(super) tracker: Backend,
+    /// Whether its files are sent ahead first.
+    pub(super) ahead: bool,
 }
 
 /// What a conversation came to.
@@ -74,6 +76,8 @@ pub(super) struct Ended {
     pub(super) reason: String,
     /// Where it says that the frozen time went.
     pub(super) phases: Vec<Phase>,
+    /// Bytes of files that were there before the move.
+    pub(super) ahead: u64,
     /// How many connections were made.
     pub(super) connections: usize,
     pub(super) took: Duration,
@@ -127,7 +131,7 @@ fn service() -> Service {
 pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
     let begun = Instant::now();
     let world = World::new(way, fault);
-    let options = Options { mode: way.mode, streams: 1, ..Options::default() };
+    let options = Options { mode: way.mode, streams: 1, prepares: way.ahead, ..Options::default() };
     let order = Order { service: world.service.clone(), options };
     let [source, destination] = &world.daemons;
     let mut threads = vec![destination.start(None)];
@@ -151,8 +155,8 @@ pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
     if wrong.is_empty() {
         let moved = !world.machines[1].there().own.is_empty();
         let (reason, phases) = (world.reason(), world.phases());
-        let connections = world.wire.connections();
-        return Ok(Ended { happened, moved, reason, phases, connections, took });
+        let (connections, ahead) = (world.wire.connections(), world.ahead());
+        return Ok(Ended { happened, moved, reason, phases, ahead, connections, took });
     }
     let mut text = format!("{way:?} {fault:?}, after {took:?}, with the report {:?}:\n", world.reason());
     for what in wrong {
@@ -269,6 +273,11 @@ impl World {
             is("names are taken", self.daemons[at].names().is_empty());
             is("directories of migrations are left", is_empty(&layout.run.join("migrations")));
             is("directories of pagers are left", is_empty(&layout.run.join("pagers")));
+            let ahead = entries(&layout.state.join("prepared")).len();
+            is(
+                &format!("{ahead} directories of files that were sent ahead"),
+                ahead <= usize::from(at > owner),
+            );
             let services = entries(&layout.state.join("services"));
             is("directories of services", services.len() == usize::from(owns));
             // It is the owner's without reservation, and nowhere else.
@@ -329,6 +338,13 @@ impl World {
         match &*self.daemons[0].report.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(Ok(report)) => report.phases.clone(),
             _ => Vec::new(),
+        }
+    }
+
+    fn ahead(&self) -> u64 {
+        match &*self.daemons[0].report.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Ok(report)) => report.retained_file_bytes,
+            _ => 0,
         }
     }
 

@@ -192,6 +192,27 @@ pub struct Accepted {
     /// Whether this node takes [`Message::Prepare`](super::Message::Prepare).
     #[prost(bool, tag = "54")]
     pub retains: bool,
+    /// Whether files come with a preparation, after layers: in the answer to an `Ask` whether this node takes them, and in that
+    /// to a `Prepare` whether it has room for them.
+    #[prost(bool, tag = "60")]
+    pub takes_files: bool,
+    /// Why it has not, as a sentence.
+    #[prost(string, tag = "61")]
+    pub no_files: String,
+    /// The token of the files that were sent ahead; none where there are none.
+    #[prost(bytes = "bytes", tag = "62")]
+    pub files: Bytes,
+}
+
+/// The round of files that are sent ahead is applied.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FilesKept {
+    /// Of the directory that has them.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub token: Bytes,
+    /// All of them.
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
 }
 
 /// What a destination has retained for a migration that may follow.

@@ -81,7 +81,7 @@ pub struct Forecast {
     pub written_bytes_per_second: Option<f64>,
     /// Layers that the destination lacks, bytes.
     pub layer_bytes: u64,
-    /// Changed files, bytes.
+    /// Changed files, bytes; without what the destination has of them by a preparation.
     pub file_bytes: u64,
     /// The link, where a destination was named and answered.
     pub link: Option<LinkFigures>,
@@ -159,8 +159,9 @@ impl Source {
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
         let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
+        let root = tree.root().to_owned();
         let (_, round) = next_round(tree, false).await?;
-        let file_bytes = round.changes.bytes();
+        let mut file_bytes = round.changes.bytes();
         let answered = match self.destination.as_str() {
             "" => None,
             _ => self.ask(&config, (memory, file_bytes), findings).await?,
@@ -169,6 +170,11 @@ impl Source {
             Some(answered) => plan.with(answered.accepted.userfaultfd, &self.destination)?,
             None => plan,
         };
+        if let Some(answered) = &answered
+            && let Some(lent) = self.lent(&answered.accepted.files, &root)?
+        {
+            file_bytes = self.find_lacking(lent, true).await?.1.bytes;
+        }
         // A service that cannot move need not be measured.
         if !findings.objections.is_empty() || !findings.obstacles.is_empty() {
             return Ok(());

@@ -130,7 +130,7 @@ impl Log {
     }
 }
 
-fn hand(sender: &mpsc::Sender<Message>, node: &str, message: Message) -> Result<(), LinkError> {
+pub(super) fn hand(sender: &mpsc::Sender<Message>, node: &str, message: Message) -> Result<(), LinkError> {
     sender.blocking_send(message).map_err(|_| LinkError::Closed(node.to_owned()))
 }
 
@@ -152,7 +152,7 @@ pub(super) async fn send_round(
     send_items(link, tree, round).await
 }
 
-async fn send_items(
+pub(super) async fn send_items(
     link: &Link,
     mut tree: tree::TreeSender,
     round: tree::Round,

@@ -1,5 +1,5 @@
-//! A preparation: layers and pages are sent ahead, and the service stays. Nothing of it is in a journal: whatever breaks, a
-//! destination that lacks pages is sent them with the move.
+//! A preparation: layers, files and pages are sent ahead, and the service stays. Nothing of it is in a journal: whatever
+//! breaks, a destination that lacks some is sent them with the move.
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -53,8 +53,8 @@ impl Source {
         plan.tell(report);
         report.memory_bytes = memory;
         let _marks = self.put_marks().await?;
-        // Files cross with the move.
-        let open = self.offer(&config, memory, 0).await?;
+        let files = self.find_files().await?;
+        let open = self.offer(&config, memory, files.bytes()).await?;
         let offered = open.layers.clone();
         link.send(Message::Ask(open)).await?;
         let accepted = match self.accepted(link, &config).await {
@@ -84,6 +84,7 @@ impl Source {
             }
         }
 
+        self.send_files_ahead(link, files, &accepted, report).await?;
         let pages = self.pages(&plan, visit);
         let mut streams =
             Streams::open(self.local.cluster.as_ref(), &self.destination, &self.id, self.options.streams)

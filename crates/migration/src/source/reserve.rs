@@ -15,6 +15,7 @@ use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
+use crate::ahead::Lent;
 use crate::cpu::{cpu_flags, needed};
 use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
@@ -69,6 +70,8 @@ pub(super) struct Reserved {
     /// The changed files, and what the first round found of them.
     pub(super) tree: tree::TreeSender,
     pub(super) first: tree::Round,
+    /// What the destination has of them that was sent ahead, in place of nothing.
+    pub(super) ahead: Option<Lent>,
 }
 
 impl Source {
@@ -113,6 +116,7 @@ impl Source {
             false => EarlierVisit::none(),
         };
         let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
+        let ahead = self.lent(&accepted.files, tree.root())?;
         let tree = match accepted.parts {
             true => {
                 let key = PageKey::random();
@@ -121,7 +125,7 @@ impl Source {
             false => tree,
         };
         let engine_layers = accepted.engine_layers;
-        Ok(Reserved { agreed, plan, visit, layers, engine_layers, tree, first })
+        Ok(Reserved { agreed, plan, visit, layers, engine_layers, tree, first, ahead })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.

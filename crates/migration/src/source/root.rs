@@ -38,7 +38,7 @@ impl Source {
         recorder: &mut Recorder,
         reserved: Reserved,
     ) -> Result<Prepared, SourceError> {
-        let Reserved { agreed, plan, visit, layers, engine_layers, tree, first } = reserved;
+        let Reserved { agreed, plan, visit, layers, engine_layers, tree, first, ahead } = reserved;
         let report = &mut recorder.report;
         let sending = Instant::now();
         let total = layers.iter().map(|layer| layer.bytes).sum::<u64>() + first.changes.bytes();
@@ -50,7 +50,10 @@ impl Source {
             }
         }
         self.step("files", report.pre_dump_bytes, total);
-        let (tree, sent) = send_round(link, tree, first).await?;
+        let (tree, sent) = match ahead {
+            Some(lent) => self.send_onto(link, lent, report).await?,
+            None => send_round(link, tree, first).await?,
+        };
         count(report, sent);
         match link.receive().await? {
             Message::TreeApplied => {}

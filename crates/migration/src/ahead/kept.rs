@@ -1,0 +1,550 @@
+//! Directories of files that were sent ahead of a move to this node.
+
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_engine::tree::Snapshot;
+use godwit_names::ServiceName;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tokio::sync::OwnedMutexGuard;
+
+use super::{MOST_NAMES, MOST_PATH_BYTES, OLDEST};
+use crate::error::{LocalError, io_error};
+use crate::service::Service;
+
+/// What part of the disk's free bytes is used when the operator gave no bound.
+const PART: u64 = 2;
+
+/// When less than this part of the disk is free, all of it goes.
+const LOW: u64 = 20;
+
+/// What was brought in this time does not give way to a preparation.
+const SPARED: Duration = Duration::from_secs(600);
+
+/// How long a move waits for the end of a preparation, which its source has ended.
+const ENDING: Duration = Duration::from_secs(20);
+
+/// Beyond what is announced so much may come: the service continues to write.
+const GROWTH: u64 = 1 << 30;
+
+/// The place of one service's files.
+type Place = Arc<tokio::sync::Mutex<Option<Kept>>>;
+
+/// All files that were sent ahead to this node.
+#[derive(Debug)]
+pub struct KeptFiles {
+    /// The node's state.
+    state: PathBuf,
+    /// The operator's bound, bytes; none: half of what is free.
+    most: Option<u64>,
+    places: Mutex<HashMap<Key, Entry>>,
+}
+
+/// The node that sends them, and the service's id: a node has no word on what another one sends.
+type Key = (String, String);
+
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    /// That it takes, or may while it is received.
+    bytes: u64,
+    since: Instant,
+}
+
+/// The files of one service.
+#[derive(Debug)]
+pub struct Kept {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: ServiceName,
+    /// The node that sent them.
+    pub source: String,
+    /// The epoch that it would have here.
+    epoch: u64,
+    token: Vec<u8>,
+    directory: Directory,
+    /// Bytes of its files.
+    bytes: u64,
+}
+
+/// A directory that goes when this is dropped.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        discard(std::mem::take(&mut self.0));
+    }
+}
+
+/// Removes a directory; what cannot be removed goes with the next start.
+fn discard(path: PathBuf) {
+    let remove = move || match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            tracing::error!(path = %path.display(), %error, "cannot remove files that were sent ahead; the next start of godwitd tries again");
+        }
+        _ => {}
+    };
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(remove)),
+        Err(_) => remove(),
+    }
+}
+
+impl KeptFiles {
+    /// Keeps at most so many bytes below this state; none: half of what is free.
+    #[must_use]
+    pub fn new(state: &Path, most: Option<u64>) -> Self {
+        Self { state: state.to_owned(), most, places: Mutex::default() }
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.state.join("prepared")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        // Nothing can panic while the map is changed.
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to remove what an earlier life of this daemon left. To be called before anything comes.
+    pub fn clear_left(&self) -> Result<(), LocalError> {
+        let directory = self.directory();
+        let left = match fs::read_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            left => left.map_err(io_error("list", &directory))?,
+        };
+        for entry in left {
+            discard(entry.map_err(io_error("list", &directory))?.path());
+        }
+        Ok(())
+    }
+
+    /// The place of a service's files from a node, for one; what is there of another incarnation of it goes. None where it is
+    /// in use for too long.
+    pub(crate) async fn hold(self: &Arc<Self>, service: &Service, source: &str) -> Option<Held> {
+        let key = (source.to_owned(), service.id.clone());
+        let place = {
+            let mut places = self.lock();
+            let new = || Entry { place: Place::default(), bytes: 0, since: Instant::now() };
+            Arc::clone(&places.entry(key.clone()).or_insert_with(new).place)
+        };
+        let kept = match Arc::clone(&place).try_lock_owned() {
+            Ok(kept) => kept,
+            Err(_) => tokio::time::timeout(ENDING, place.lock_owned()).await.ok()?,
+        };
+        let mut held = Held {
+            all: Arc::clone(self),
+            key,
+            name: service.name.clone(),
+            epoch: service.epoch,
+            kept: Some(kept),
+        };
+        if held.kept().is_some_and(|kept| kept.epoch != service.epoch) {
+            held.drop_it();
+        }
+        Some(held)
+    }
+
+    /// The token of a service's files that came from this node; nothing where there are none, or they are in use.
+    pub(crate) fn token(&self, service: &Service, source: &str) -> Vec<u8> {
+        let key = (source.to_owned(), service.id.clone());
+        let place = self.lock().get(&key).map(|entry| Arc::clone(&entry.place));
+        let Some(Ok(kept)) = place.as_ref().map(|place| place.try_lock()) else { return Vec::new() };
+        let of = kept.as_ref().filter(|kept| kept.epoch == service.epoch);
+        of.map(|kept| kept.token.clone()).unwrap_or_default()
+    }
+
+    /// Bytes of all that are not in use.
+    pub(crate) fn bytes(&self) -> u64 {
+        let places = self.lock();
+        let free = places.values().filter_map(|entry| entry.place.try_lock().ok());
+        free.filter_map(|kept| Some(kept.as_ref()?.bytes)).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes that can be written to the disk, and that it has in all.
+    fn space(&self) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::statvfs(&self.state)?;
+        Ok((stat.f_bavail.saturating_mul(stat.f_frsize), stat.f_blocks.saturating_mul(stat.f_frsize)))
+    }
+
+    /// Gives up all that are not in use and for which this does not hold.
+    fn retain(&self, mut stays: impl FnMut(&Kept, Instant) -> bool) {
+        self.lock().retain(|_, entry| match entry.place.try_lock() {
+            // Another one may be about to use it.
+            Ok(mut kept) if Arc::strong_count(&entry.place) == 1 => {
+                if kept.as_ref().is_some_and(|kept| !stays(kept, entry.since)) {
+                    *kept = None;
+                }
+                kept.is_some()
+            }
+            _ => true,
+        });
+    }
+
+    /// Gives up the files of others than this service: there is no room for what it needs.
+    pub(crate) fn give_up_but(&self, service: &str) {
+        self.retain(|kept, _| kept.id == service);
+    }
+
+    /// The service is here, or will not come.
+    pub fn forget(&self, service: &str) {
+        self.retain(|kept, _| kept.id != service);
+    }
+
+    /// Whether there may be any.
+    pub fn has_any(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
+    /// Gives up what is old, what has no use by the caller's word, and all of it when little of the disk is free.
+    pub fn relieve(&self, mut is_of_use: impl FnMut(&Kept) -> bool) {
+        let is_full = match self.space() {
+            Ok((free, all)) => free < all / LOW,
+            Err(error) => {
+                tracing::error!(state = %self.state.display(), %error, "cannot ask for the free bytes of the disk");
+                false
+            }
+        };
+        let mut full = false;
+        self.retain(|kept, since| {
+            full |= is_full;
+            !is_full && since.elapsed() < OLDEST && is_of_use(kept)
+        });
+        if full {
+            tracing::info!("little of the disk is free: removing files that were sent ahead of moves");
+        }
+    }
+
+    /// Makes room for so many bytes of a service's files, in place of those that are here: the oldest of others go, but not
+    /// those that were brought in the time that is `spared`. How many bytes they may have; why there is no room, as a sentence.
+    fn make_room(&self, own: &Key, bytes: u64, spared: Duration) -> Result<u64, String> {
+        let unknown =
+            |error: io::Error| format!("its state {} cannot be used: {error}", self.state.display());
+        let (mut free, _) = self.space().map_err(unknown)?;
+        let mut places = self.lock();
+        loop {
+            let of = |is_own: bool| {
+                let all = places.iter().filter(|(key, _)| (*key == own) == is_own);
+                all.map(|(_, entry)| entry.bytes).fold(0, u64::saturating_add)
+            };
+            let (its, others) = (of(true), of(false));
+            let most = self.most.unwrap_or(free.saturating_add(its).saturating_add(others) / PART);
+            // A part of the disk stays free in any case.
+            let room = most.saturating_sub(others).min(free.saturating_add(its) / 10 * 9);
+            if room >= bytes {
+                let room = room.min(bytes.saturating_mul(2).max(bytes.saturating_add(GROWTH)));
+                if let Some(entry) = places.get_mut(own) {
+                    entry.bytes = entry.bytes.max(room);
+                }
+                return Ok(room);
+            }
+            let old = places.iter().filter(|(key, entry)| {
+                *key != own
+                    && entry.bytes > 0
+                    && entry.since.elapsed() >= spared
+                    && entry.place.try_lock().is_ok()
+            });
+            let oldest = old.min_by_key(|(_, entry)| entry.since).map(|(key, _)| key.clone());
+            match oldest {
+                // Its files are removed in the background.
+                Some(oldest) => {
+                    let gone = places.remove(&oldest);
+                    free = free.saturating_add(gone.map_or(0, |entry| entry.bytes));
+                }
+                None => {
+                    return Err(format!(
+                        "it has room for {} MiB of files that are sent ahead (godwitd serve --retained-files), and {} MiB are needed",
+                        room >> 20,
+                        bytes.div_ceil(1 << 20)
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Makes an empty directory from which the files can be taken to those of services.
+    fn make(&self) -> Result<(PathBuf, Vec<u8>), LocalError> {
+        let (directory, services) = (self.directory(), self.state.join("services"));
+        // What came is for nobody else.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        made.map_err(io_error("create", &directory))?;
+        fs::create_dir_all(&services).map_err(io_error("create", &services))?;
+        let device = |path: &Path| fs::metadata(path).map(|of| of.dev()).map_err(io_error("look at", path));
+        if device(&directory)? != device(&services)? {
+            return Err(LocalError::Io {
+                action: "send files ahead of a move into",
+                path: services,
+                source: io::Error::other("it is a filesystem of its own"),
+            });
+        }
+        let random = RandomState::new();
+        let token = [0_u64, 1].map(|number| random.hash_one(number).to_le_bytes()).concat();
+        let name: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+        let path = directory.join(name);
+        DirBuilder::new().mode(0o700).create(&path).map_err(io_error("create", &path))?;
+        Ok((path, token))
+    }
+}
+
+/// The place of a service's files, which nobody else has until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    all: Arc<KeptFiles>,
+    key: Key,
+    name: ServiceName,
+    epoch: u64,
+    /// There until this is dropped.
+    kept: Option<OwnedMutexGuard<Option<Kept>>>,
+}
+
+impl Held {
+    fn kept(&self) -> Option<&Kept> {
+        self.kept.as_ref().and_then(|kept| kept.as_ref())
+    }
+
+    /// The token of what is here; nothing where nothing is.
+    pub(crate) fn token(&self) -> Vec<u8> {
+        self.kept().map(|kept| kept.token.clone()).unwrap_or_default()
+    }
+
+    /// How many bytes of its files are here.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.kept().map_or(0, |kept| kept.bytes)
+    }
+
+    /// The directory of what is here.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.kept().map(|kept| kept.directory.0.as_path())
+    }
+
+    /// What is here is of no use.
+    pub(crate) fn drop_it(&mut self) {
+        if let Some(kept) = &mut self.kept {
+            **kept = None;
+        }
+    }
+
+    /// Makes room for so many bytes; how many may come. Why there is no room, as a sentence.
+    pub(crate) fn make_room(&mut self, bytes: u64) -> Result<u64, String> {
+        self.all.make_room(&self.key, bytes, SPARED)
+    }
+
+    /// An empty directory, in place of what is here.
+    pub(crate) fn begin(&mut self) -> Result<Begun, LocalError> {
+        self.drop_it();
+        let (path, token) = self.all.make()?;
+        Ok(Begun { directory: Directory(path), token })
+    }
+
+    /// Keeps what has come into a directory that was empty.
+    pub(crate) fn keep(&mut self, Begun { directory, token }: Begun) {
+        let ((source, id), name, epoch) = (self.key.clone(), self.name.clone(), self.epoch);
+        if let Some(kept) = &mut self.kept {
+            **kept = Some(Kept { id, name, source, epoch, token, directory, bytes: 0 });
+        }
+    }
+
+    /// Looks how much has come, of which there may be at most so much. Blocks. Why it cannot be kept, as a sentence.
+    pub(crate) fn measure(&mut self, most: u64) -> Result<u64, String> {
+        let Some(kept) = self.kept.as_mut().and_then(|kept| kept.as_mut()) else { return Ok(0) };
+        let found = Snapshot::scan_at_most(&kept.directory.0, true, MOST_NAMES, MOST_PATH_BYTES);
+        match found.map_err(|error| crate::error_chain(&error))? {
+            None => Err(format!("it has more than {MOST_NAMES} names, which are not sent ahead")),
+            Some(found) if found.bytes() > most => {
+                Err(format!("it has more than the {} MiB for which there is room", most >> 20))
+            }
+            Some(found) => {
+                kept.bytes = found.bytes();
+                Ok(kept.bytes)
+            }
+        }
+    }
+
+    /// Puts what is here in the place of this directory, which is empty.
+    pub(crate) fn put_in(mut self, place: &Path) -> Result<(), LocalError> {
+        let Some(kept) = self.kept.as_mut().and_then(|kept| kept.take()) else { return Ok(()) };
+        fs::remove_dir(place).map_err(io_error("remove the empty directory", place))?;
+        let renamed = renameat_with(CWD, &kept.directory.0, CWD, place, RenameFlags::NOREPLACE);
+        renamed.map_err(io::Error::from).map_err(io_error("put files that were sent ahead into", place))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Some(kept) = self.kept.take() else { return };
+        let mut places = self.all.lock();
+        match kept.as_ref() {
+            Some(of) => {
+                let place = Arc::clone(OwnedMutexGuard::mutex(&kept));
+                let entry = Entry { place, bytes: of.bytes, since: Instant::now() };
+                places.insert(self.key.clone(), entry);
+            }
+            // The map's, and this one.
+            None if Arc::strong_count(OwnedMutexGuard::mutex(&kept)) <= 2 => drop(places.remove(&self.key)),
+            None => {
+                if let Some(entry) = places.get_mut(&self.key) {
+                    entry.bytes = 0;
+                }
+            }
+        }
+    }
+}
+
+/// A directory into which the first round comes; it goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    directory: Directory,
+    token: Vec<u8>,
+}
+
+impl Begun {
+    pub(crate) fn path(&self) -> &Path {
+        &self.directory.0
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::service::tests::service;
+
+    const MIB: u64 = 1 << 20;
+
+    fn kept(most: u64) -> (TempDir, Arc<KeptFiles>) {
+        let state = tempfile::tempdir().unwrap();
+        let kept = Arc::new(KeptFiles::new(state.path(), Some(most)));
+        (state, kept)
+    }
+
+    fn named(id: &str) -> Service {
+        Service { id: id.into(), ..service() }
+    }
+
+    /// Files of a service come, so many bytes.
+    async fn bring(all: &Arc<KeptFiles>, id: &str, bytes: u64) -> Result<u64, String> {
+        let mut held = all.hold(&named(id), "a").await.unwrap();
+        let room = held.make_room(bytes)?;
+        let begun = held.begin().unwrap();
+        fs::write(begun.path().join("file"), vec![7; usize::try_from(bytes).unwrap()]).unwrap();
+        held.keep(begun);
+        held.measure(room)
+    }
+
+    fn directories(state: &TempDir) -> usize {
+        fs::read_dir(state.path().join("prepared")).map_or(0, Iterator::count)
+    }
+
+    // Without a runtime in which it could be done later, what goes is gone at once.
+    fn now<T>(work: impl Future<Output = T>) -> T {
+        futures::executor::block_on(work)
+    }
+
+    fn token(all: &KeptFiles, id: &str) -> Vec<u8> {
+        all.token(&named(id), "a")
+    }
+
+    #[tokio::test]
+    async fn what_came_is_for_one_service_of_one_node_in_one_incarnation() {
+        let (state, all) = kept(100 * MIB);
+        assert_eq!(bring(&all, "one", MIB).await, Ok(MIB));
+        let first = token(&all, "one");
+        assert!(!first.is_empty() && token(&all, "two").is_empty());
+        assert!(all.token(&named("one"), "c").is_empty());
+        let later = Service { epoch: service().epoch + 1, ..named("one") };
+        assert!(all.token(&later, "a").is_empty());
+        let held = all.hold(&named("one"), "a").await.unwrap();
+        assert!(
+            held.token() == first && held.bytes() == MIB && token(&all, "one").is_empty(),
+            "it is in use"
+        );
+        drop(held);
+        // The next one has another token.
+        assert_eq!(bring(&all, "one", MIB).await, Ok(MIB));
+        assert_ne!(token(&all, "one"), first);
+        drop(all.hold(&later, "a").await.unwrap());
+        assert!(!all.has_any());
+        drop((state, all));
+    }
+
+    #[test]
+    fn there_is_as_much_as_there_is_room_for_and_what_is_new_is_spared() {
+        let (state, all) = kept(10 * MIB);
+        assert_eq!(now(bring(&all, "one", 4 * MIB)), Ok(4 * MIB));
+        assert_eq!(now(bring(&all, "two", 4 * MIB)), Ok(4 * MIB));
+        let refused = now(bring(&all, "three", 4 * MIB)).unwrap_err();
+        assert!(refused.contains("room for 2 MiB") && refused.contains("4 MiB are needed"), "{refused}");
+        assert_eq!((all.bytes(), directories(&state)), (8 * MIB, 2));
+        // Its own files give way, and old ones of others.
+        assert_eq!(now(bring(&all, "one", 6 * MIB)), Ok(6 * MIB));
+        let three = now(all.hold(&named("three"), "a")).unwrap();
+        assert_eq!(
+            all.make_room(&("a".into(), "three".into()), 4 * MIB, Duration::ZERO),
+            Ok(4 * MIB),
+            "the oldest has gone"
+        );
+        assert!(token(&all, "two").is_empty() && !token(&all, "one").is_empty());
+        drop(three);
+        assert_eq!(directories(&state), 1);
+    }
+
+    #[test]
+    fn more_than_there_is_room_for_does_not_stay() {
+        let (state, all) = kept(100 * MIB);
+        let mut held = now(all.hold(&named("one"), "a")).unwrap();
+        held.make_room(MIB).unwrap();
+        let begun = held.begin().unwrap();
+        fs::write(begun.path().join("file"), vec![7; 1 << 20]).unwrap();
+        held.keep(begun);
+        assert!(held.measure(MIB - 1).unwrap_err().contains("more than the 0 MiB"));
+        held.drop_it();
+        drop(held);
+        assert!(!all.has_any() && directories(&state) == 0);
+        // Nor does what was not whole.
+        let mut held = now(all.hold(&named("one"), "a")).unwrap();
+        drop(held.begin().unwrap());
+        assert_eq!(directories(&state), 0);
+    }
+
+    #[test]
+    fn it_takes_the_place_of_an_empty_directory_only() {
+        let (state, all) = kept(100 * MIB);
+        now(bring(&all, "one", MIB)).unwrap();
+        let place = state.path().join("place");
+        fs::create_dir_all(place.join("something")).unwrap();
+        assert!(now(all.hold(&named("one"), "a")).unwrap().put_in(&place).is_err());
+        assert!(place.join("something").exists() && directories(&state) == 0);
+        now(bring(&all, "one", MIB)).unwrap();
+        fs::remove_dir(place.join("something")).unwrap();
+        now(all.hold(&named("one"), "a")).unwrap().put_in(&place).unwrap();
+        assert_eq!(fs::metadata(place.join("file")).unwrap().len(), MIB);
+        assert!(directories(&state) == 0 && !all.has_any());
+    }
+
+    #[test]
+    fn what_is_of_no_use_goes_and_what_an_earlier_life_left() {
+        let (state, all) = kept(100 * MIB);
+        now(bring(&all, "one", MIB)).unwrap();
+        now(bring(&all, "two", MIB)).unwrap();
+        all.relieve(|kept| kept.id == "two");
+        assert!(token(&all, "one").is_empty() && !token(&all, "two").is_empty());
+        assert_eq!(directories(&state), 1);
+        all.give_up_but("two");
+        assert_eq!(directories(&state), 1);
+        all.forget("two");
+        assert_eq!(directories(&state), 0);
+        fs::create_dir_all(state.path().join("prepared/left/deep")).unwrap();
+        all.clear_left().unwrap();
+        assert_eq!(directories(&state), 0);
+    }
+}

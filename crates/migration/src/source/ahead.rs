@@ -1,0 +1,142 @@
+//! Changed files and volumes on their way ahead of a move, and what of them a move need not send.
+
+use bytes::Bytes;
+use godwit_engine::tree::{BlockHash, Item, Round, TreeSender};
+
+use super::files::{hand, send_items};
+use super::pace::Pacer;
+use super::{Source, SourceError};
+use crate::ahead::{Lent, MOST_NAMES, MOST_PATH_BYTES, MOST_TOKEN};
+use crate::link::Link;
+use crate::message::{Accepted, FilesKept, Message};
+use crate::page_hash::PageKey;
+use crate::report::Report;
+
+/// The files of a service as they are found before the destination is asked.
+pub(super) enum Found {
+    /// For a destination that has nothing.
+    Files(Box<(TreeSender, Round)>),
+    /// They cross with the move, for this reason, a sentence.
+    Stay(String),
+}
+
+impl Found {
+    /// Bytes that they have.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            Self::Files(files) => files.1.changes.bytes(),
+            Self::Stay(_) => 0,
+        }
+    }
+}
+
+impl Source {
+    /// Finds the files that a preparation sends ahead.
+    pub(super) async fn find_files(&self) -> Result<Found, SourceError> {
+        if let Some(kept) = &self.service.kept {
+            return Ok(Found::Stay(format!("{} keeps them", kept.keeper.title())));
+        }
+        let key = PageKey::random();
+        let tree = TreeSender::new(&self.local.changed_files(&self.service)?)
+            .by_blocks(BlockHash::new(move |block| key.hash_block(block)))
+            .lasting(true);
+        let finding = self.jobs.run(move |_| tree.find_round(false).map(|first| (tree, first)));
+        let (tree, first) = finding.await??;
+        let (names, bytes) = (first.changes.entries(), first.changes.path_bytes());
+        Ok(match names > MOST_NAMES || bytes > MOST_PATH_BYTES {
+            true => Found::Stay(format!(
+                "it has {names} names, and {MOST_NAMES} with {} MiB in all are sent ahead at most",
+                MOST_PATH_BYTES >> 20
+            )),
+            false => Found::Files(Box::new((tree, first))),
+        })
+    }
+
+    /// Sends what the destination lacks of them, or says in the report why they stay.
+    pub(super) async fn send_files_ahead(
+        &self,
+        link: &mut Link,
+        found: Found,
+        accepted: &Accepted,
+        report: &mut Report,
+    ) -> Result<(), SourceError> {
+        let (tree, first) = match found {
+            Found::Stay(why) => {
+                report.files_stay = why;
+                return Ok(());
+            }
+            Found::Files(_) if !accepted.takes_files => {
+                report.files_stay = match accepted.no_files.as_str() {
+                    "" => {
+                        format!("the godwit of node {} is too old to take them: upgrade it", self.destination)
+                    }
+                    why => why.to_owned(),
+                };
+                return Ok(());
+            }
+            Found::Files(files) => *files,
+        };
+        let (mut lent, round) = match self.lent(&accepted.files, tree.root())? {
+            Some(lent) => self.find_lacking(lent, false).await?,
+            None => (self.local.sent_files.begin(&self.service, &self.destination, tree), first),
+        };
+        let total = report.pre_dump_bytes.saturating_add(round.bytes);
+        self.step("files", report.pre_dump_bytes, total);
+        link.send(if lent.is_new() { Message::TreeBegin } else { Message::TreeOnto }).await?;
+        let (sender, node) = (link.sender(), link.node().to_owned());
+        let (progress, pacer) = (self.progress.clone(), Pacer::new(self.options.max_bandwidth));
+        let sending = self.jobs.run(move |wanted| {
+            let mut bytes = 0_u64;
+            lent.send(round, &mut |item: Item| {
+                let encoded = Bytes::from(item.encode());
+                let length = encoded.len() as u64;
+                pacer.wait(length);
+                if !wanted.is() {
+                    return Err(SourceError::Cancelled);
+                }
+                bytes += length;
+                progress.send_modify(|progress| progress.bytes_done += length);
+                Ok(hand(&sender, &node, Message::TreeItem(encoded))?)
+            })
+            .map(|()| (lent, bytes))
+        });
+        let (mut lent, sent) = sending.await??;
+        super::root::count(report, sent);
+        link.send(Message::TreeEnd).await?;
+        match link.receive().await? {
+            Message::FilesKept(FilesKept { token, bytes }) if token.len() <= MOST_TOKEN => {
+                lent.settle(token.to_vec());
+                report.retained_file_bytes = bytes;
+                Ok(())
+            }
+            Message::Refused(refused) => {
+                Err(SourceError::Refused { node: self.destination.clone(), reasons: refused.reasons })
+            }
+            other => Err(link.unexpected(&other, "FilesKept").into()),
+        }
+    }
+
+    /// What the destination says that it has of the service's files, if this node has sent them.
+    pub(super) fn lent(&self, token: &[u8], root: &std::path::Path) -> Result<Option<Lent>, SourceError> {
+        Ok(self.local.sent_files.lend(&self.service, &self.destination, token, root))
+    }
+
+    /// Finds what the destination lacks, and how much of it where that is asked for.
+    pub(super) async fn find_lacking(&self, lent: Lent, counts: bool) -> Result<(Lent, Round), SourceError> {
+        let finding = self.jobs.run(move |_| lent.find(counts).map(|round| (lent, round)));
+        Ok(finding.await??)
+    }
+
+    /// In a move: sends what differs from what was sent ahead, and the destination begins with that. How many bytes.
+    pub(super) async fn send_onto(
+        &self,
+        link: &Link,
+        lent: Lent,
+        report: &mut Report,
+    ) -> Result<(TreeSender, u64), SourceError> {
+        report.retained_file_bytes = lent.there().1;
+        let (lent, round) = self.find_lacking(lent, false).await?;
+        link.send(Message::TreeOnto).await?;
+        send_items(link, lent.moves(), round).await
+    }
+}
