@@ -11,7 +11,7 @@ use std::{
 };
 
 use godwit_lab::workload::{RedisClient, Workload, resp::Reply};
-use godwit_tests::{Bed, CLIENT, PATIENCE, Report, victim::programs_of, wait_for};
+use godwit_tests::{Bed, CLIENT, PATIENCE, Report, disks::Small, victim::programs_of, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 84);
 const FILL: u64 = 64 << 20;
@@ -328,4 +328,23 @@ fn where_there_is_no_room_for_files_they_cross_with_the_move() {
     assert_eq!(kept_on(&bed, "b"), 0);
     let report = bed.migrate("redis", "a", "b");
     assert!(report.file_bytes >= all && report.retained_file_bytes == 0, "{report:?}");
+}
+
+#[test]
+fn a_disk_that_fills_up_ends_a_preparation_and_harms_no_move() {
+    let bed = Bed::up("prepdisk");
+    let disk = Small::of(&bed, "b", 640 << 20);
+    let all = with_files(&bed);
+    bed.knows("b", "redis");
+    let preparation = slow_between(&bed, "a", "b", "files");
+    wait_for("files to come", || (kept_on(&bed, "b") == 1).then_some(()));
+    let full = disk.fill();
+    let why = reason(preparation);
+    assert!(why.contains("No space left on device"), "{why}");
+    are_gone(&bed, "b");
+    drop(full);
+    let expected = contents(&volume(&bed, "a"));
+    let report = bed.migrate("redis", "a", "b");
+    assert!(report.file_bytes >= all, "{report:?}");
+    assert_eq!(contents(&volume(&bed, "b")), expected);
 }

@@ -6,13 +6,14 @@
 //! so the times of all directories touched are set when the round is over.
 
 mod check;
+mod held;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Bound;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFla
 use rustix::io::Errno;
 
 use self::check::check;
+use self::held::Held;
 use super::item::{Data, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, Remove};
 use super::send::MAX_XATTR_TOTAL;
 use super::{TreeError, Written, open_root};
@@ -70,27 +72,6 @@ pub struct Receiver {
     /// Files that were written.
     files: Vec<Vec<u8>>,
     ended: bool,
-}
-
-/// Files that are held for other names. What is left of them when a round breaks off goes: nobody knows their names.
-#[derive(Debug, Default)]
-struct Held {
-    /// The root, as soon as there was one.
-    root: Option<OwnedFd>,
-    /// Their names there, by number.
-    names: BTreeMap<u32, Vec<u8>>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let Some(root) = &self.root else { return };
-        for name in self.names.values() {
-            if let Err(error) = beneath::remove_tree(root.as_fd(), name) {
-                let name = beneath::display(name);
-                tracing::error!(%name, %error, "cannot remove a file of a round that broke off");
-            }
-        }
-    }
 }
 
 #[derive(Debug)]

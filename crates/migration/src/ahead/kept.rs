@@ -21,8 +21,9 @@ use crate::service::Service;
 /// What part of the disk's free bytes is used when the operator gave no bound.
 const PART: u64 = 2;
 
-/// When less than this part of the disk is free, all of it goes.
+/// When less than this part of the disk is free, all of it goes, unless so many bytes are.
 const LOW: u64 = 20;
+const ENOUGH: u64 = 2 << 30;
 
 /// What was brought in this time does not give way to a preparation.
 const SPARED: Duration = Duration::from_secs(600);
@@ -207,7 +208,7 @@ impl KeptFiles {
     /// Gives up what is old, what has no use by the caller's word, and all of it when little of the disk is free.
     pub fn relieve(&self, mut is_of_use: impl FnMut(&Kept) -> bool) {
         let is_full = match self.space() {
-            Ok((free, all)) => free < all / LOW,
+            Ok((free, all)) => free < (all / LOW).min(ENOUGH),
             Err(error) => {
                 tracing::error!(state = %self.state.display(), %error, "cannot ask for the free bytes of the disk");
                 false
