@@ -155,7 +155,8 @@ impl KeptFiles {
     }
 
     /// The token of a service's files that came from this node; nothing where there are none, or they are in use.
-    pub(crate) fn token(&self, service: &Service, source: &str) -> Vec<u8> {
+    #[cfg(test)]
+    fn token(&self, service: &Service, source: &str) -> Vec<u8> {
         let key = (source.to_owned(), service.id.clone());
         let place = self.lock().get(&key).map(|entry| Arc::clone(&entry.place));
         let Some(Ok(kept)) = place.as_ref().map(|place| place.try_lock()) else { return Vec::new() };

@@ -228,7 +228,7 @@ pub(super) async fn answer_to_question(
     let Examined { service, protocol, abilities, missing, engine_layers, hold, .. } = examined;
     let charges = OutputPipes::try_from(open.output_pipes).is_ok();
     let answer = answer(protocol, local.userfaultfd, abilities, (&missing, charges));
-    let files = local.kept_files.token(&service, from);
+    let files = local.kept_files.hold(&service, from).await.map(|held| held.token()).unwrap_or_default();
     let accepted = Accepted { engine_layers, files: files.into(), ..answer };
     let tree = (open.tree_bytes, announced::tree_limits(open.tree_bytes, makes_devices(&service)));
     Ok(Asked { service, id: open.migration, memory_bytes, missing, accepted, tree, _hold: hold })

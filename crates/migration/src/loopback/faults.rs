@@ -3,7 +3,7 @@
 //! | | `cargo test` | with `GODWIT_TEST_FULL=1` |
 //! |---|---|---|
 //! | cold, restored from images | every fault; a daemon is killed before each step | and after each step |
-//! | the same after a preparation | cuts, and kills at each record | |
+//! | pre-copy after a preparation | cuts, and a kill at each record | of both daemons, and cancellations |
 //! | post-copy | cuts, and kills at each record | every fault |
 //! | pre-copy, hybrid | none | every fault |
 
@@ -239,8 +239,13 @@ fn a_preparation_outlasts_every_fault_and_so_does_the_move_after_it() {
             all(AHEAD, |records| Fault::Cut(Cut::After { connection, way: along, records }));
         }
     }
-    kills_at_records(AHEAD);
-    both(AHEAD, Fault::Cancel);
+    for side in [Side::Source, Side::Destination] {
+        both(AHEAD, |record| Fault::Crash(side, record));
+    }
+    if is_full() {
+        both(AHEAD, Fault::CrashBoth);
+        both(AHEAD, Fault::Cancel);
+    }
 }
 
 #[test]
