@@ -368,3 +368,24 @@ fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_noth
     lasting.call(&["PING"]).unwrap();
     cache.down();
 }
+
+#[test]
+fn a_container_is_moved_between_its_health_checks_which_go_on() {
+    let check = ["--health-cmd", "echo checked >>/checks", "--health-interval", "50ms"];
+    let cache = Cache::up("dock-health", &check);
+    let checks = |node: &str| cache.docker(node, &["exec", "cache", "/bin/sh", "-c", "wc -l </checks"]);
+    let checks = |node: &str| checks(node).trim().parse::<u32>().unwrap();
+    let health = |node: &str| cache.inspect(node)["State"]["Health"]["Status"].as_str().map(str::to_owned);
+    wait_for("the first check", || (health("a").as_deref() == Some("healthy")).then_some(()));
+    let mut lasting = cache.connect();
+    for (from, to, mode) in
+        [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "cold"), ("b", "a", "hybrid")]
+    {
+        cache.bed.migrate_so("cache", from, to, &["--mode", mode]);
+        wait_for("a check there", || (health(to).as_deref() == Some("healthy")).then_some(()));
+        let before = checks(to);
+        wait_for("the next check", || (checks(to) > before).then_some(()));
+        lasting.call(&["PING"]).unwrap();
+    }
+    cache.down();
+}
