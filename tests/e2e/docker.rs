@@ -46,6 +46,19 @@ impl Cache {
 
     /// Not adopted yet.
     fn started(test: &str, more: &[&str]) -> Self {
+        let cache = Self::with_image(test);
+        let mut words = vec!["run", "--detach", "--name", "cache"];
+        words.extend(more);
+        words.extend(cache.preset.env.iter().flat_map(|entry| ["--env", entry]));
+        words.extend(cache.preset.user.iter().flat_map(|user| ["--user", user]));
+        words.push(IMAGE);
+        words.extend(cache.preset.command.iter().map(String::as_str));
+        cache.docker("a", &words);
+        cache
+    }
+
+    /// Without a container.
+    fn with_image(test: &str) -> Self {
         let mut dockers = Dockers::new();
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
@@ -55,13 +68,6 @@ impl Cache {
         dockers.start(&bed);
         let preset = bed.build(Workload::Redis);
         dockers.image(&["a"], &preset, IMAGE);
-        let mut words = vec!["run", "--detach", "--name", "cache"];
-        words.extend(more);
-        words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
-        words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
-        words.push(IMAGE);
-        words.extend(preset.command.iter().map(String::as_str));
-        dockers.done("a", &words);
         Self { dockers, bed, points: points.unwrap(), preset }
     }
 
@@ -387,5 +393,36 @@ fn a_container_is_moved_between_its_health_checks_which_go_on() {
         wait_for("the next check", || (checks(to) > before).then_some(()));
         lasting.call(&["PING"]).unwrap();
     }
+    cache.down();
+}
+
+/// With the file that docs/docker.md has.
+#[test]
+fn a_service_of_a_compose_file_moves_and_is_composes_wherever_it_is() {
+    let cache = Cache::with_image("dock-compose");
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/docker.md")).unwrap();
+    let (_, text) = page.split_once("```yaml\n").unwrap();
+    let (text, _) = text.split_once("```").unwrap();
+    assert!(text.contains("image: redis:7\n"), "{text}");
+    // Where there is no registry the image has another name, and no command of its own.
+    let own = format!("image: {IMAGE}\n    command: {:?}\n", cache.preset.command);
+    let file = cache.bed.scratch().join("compose.yaml");
+    std::fs::write(&file, text.replace("image: redis:7\n", &own)).unwrap();
+    cache.dockers.compose("a", &file, &["up", "--detach"]);
+    let address = ADDRESS.to_string();
+    cache.bed.done("a", &["adopt", "docker:cache", "--ip", &address]);
+    let mut lasting = cache.connect();
+    lasting.fill(1 << 20).unwrap();
+    cache.bed.migrate("cache", "a", "b");
+    lasting.call(&["PING"]).unwrap();
+    cache.is_at("b", "running");
+    let listed = cache.dockers.compose("b", &file, &["ps"]);
+    assert!(listed.contains("cache") && listed.contains("Up"), "{listed}");
+    assert_eq!(cache.dockers.compose("b", &file, &["exec", "-T", "cache", "sh", "-c", "echo in"]), "in\n");
+    cache.dockers.compose("b", &file, &["stop"]);
+    cache.is_shown("b", "stopped");
+    cache.dockers.compose("b", &file, &["start"]);
+    cache.is_shown("b", "running");
+    cache.connect();
     cache.down();
 }

@@ -107,6 +107,17 @@ impl Dockers {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// Has Compose do this with the Docker of a node; what it printed.
+    pub fn compose(&self, node: &str, file: &Path, words: &[&str]) -> String {
+        let mut command = Command::new("docker-compose");
+        command.env("DOCKER_HOST", format!("unix://{}", self.socket(node).display()));
+        command.args(["--project-name", "shop", "--file"]).arg(file).args(words).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "docker-compose {words:?} on {node}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     /// The end of the log of a node's dockerd.
     fn log(&self, node: &str) -> String {
         let text = std::fs::read_to_string(self.of_node(node).join("log")).unwrap_or_default();
