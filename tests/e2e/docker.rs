@@ -377,7 +377,7 @@ fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_noth
 
 #[test]
 fn a_container_is_moved_between_its_health_checks_which_go_on() {
-    let check = ["--health-cmd", "echo checked >>/checks", "--health-interval", "50ms"];
+    let check = ["--health-cmd", "echo checked >>/checks", "--health-interval", "250ms"];
     let cache = Cache::up("dock-health", &check);
     let checks = |node: &str| cache.docker(node, &["exec", "cache", "/bin/sh", "-c", "wc -l </checks"]);
     let checks = |node: &str| checks(node).trim().parse::<u32>().unwrap();
