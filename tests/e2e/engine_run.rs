@@ -71,6 +71,9 @@ fn made_and_moved(engine: &str) {
     // Plain commands, there.
     assert_eq!(nodes.own(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
     assert_eq!(nodes.bed.done(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
+    let words =
+        ["exec", "--env", "KEY=a\nb", "--env", "WORD=c d", "cache", "/bin/sh", "-c", "echo \"$KEY $WORD\""];
+    assert_eq!(nodes.bed.done(here, &words), "a\nb c d\n");
     assert_eq!(nodes.inspect(here)["Config"]["Labels"]["tier"], "x");
     let refused = nodes.bed.godwit(here, &["logs", "cache"]);
     assert!(refused.stderr.contains(&format!("{engine} logs")), "{refused:?}");

@@ -31,7 +31,6 @@ use tokio::sync::{Mutex, mpsc};
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
-use crate::exec::ExecRequest;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -421,22 +420,10 @@ impl Keeps for Docker {
         }
     }
 
-    fn command_in(&self, _: &ContainerConfig, id: &str, request: &ExecRequest) -> tokio::process::Command {
-        let mut command = tokio::process::Command::new(&self.config.docker);
-        command.arg("--host").arg(format!("unix://{}", self.api.socket().display()));
-        command.args(["exec", "--interactive"]);
-        command.args(request.terminal.map(|_| "--tty"));
-        for pair in &request.env {
-            command.args(["--env", pair]);
-        }
-        if let Some(user) = &request.user {
-            command.args(["--user", user]);
-        }
-        if let Some(workdir) = &request.workdir {
-            command.args(["--workdir", workdir]);
-        }
-        command.arg(id).args(&request.command);
-        command
+    fn program(&self) -> tokio::process::Command {
+        let mut program = tokio::process::Command::new(&self.config.docker);
+        program.arg("--host").arg(format!("unix://{}", self.api.socket().display()));
+        program
     }
 
     async fn begin_arrival(

@@ -15,6 +15,8 @@
 
 mod adopts;
 pub(crate) mod archive;
+mod commands;
+pub(crate) mod environment;
 pub(crate) mod files;
 pub(crate) mod instructions;
 mod keeps;
@@ -38,7 +40,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError,
     OutputPipes, RestoreRequest, Tmpfs, Usage, io_error,
 };
-use crate::exec::{self, ExecIo, ExecRequest};
+use crate::exec::{ExecIo, ExecRequest};
 use crate::files::place_of;
 use crate::processes::{process, stop};
 use crate::runc::{NETWORK_KEY, restore};
@@ -361,12 +363,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     }
 
     async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError> {
-        let record = Record::of(config)?;
-        let command = self.command_in(config, &record.id, request);
-        let program = command.as_std().get_program().to_string_lossy().into_owned();
-        exec::start(command, request.terminal).map_err(|error| {
-            self.care().failed(&config.name, "run a command in", format!("cannot run {program}: {error}"))
-        })
+        commands::start(self, config, request)
     }
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {

@@ -7,7 +7,6 @@ mod adoption;
 mod arrival;
 mod command;
 pub(crate) mod definition;
-mod environment;
 mod image;
 mod limits;
 mod making;
@@ -27,7 +26,6 @@ use tokio::sync::{OnceCell, mpsc};
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
-use crate::exec::ExecRequest;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -342,27 +340,8 @@ impl Keeps for Podman {
         }
     }
 
-    fn command_in(
-        &self,
-        config: &ContainerConfig,
-        id: &str,
-        request: &ExecRequest,
-    ) -> tokio::process::Command {
-        let mut words: Vec<&str> = vec!["exec", "--interactive"];
-        words.extend(request.terminal.map(|_| "--tty"));
-        for pair in &request.env {
-            words.extend(["--env", pair]);
-        }
-        if let Some(user) = &request.user {
-            words.extend(["--user", user]);
-        }
-        if let Some(workdir) = &request.workdir {
-            words.extend(["--workdir", workdir]);
-        }
-        words.push(id);
-        words.extend(request.command.iter().map(String::as_str));
-        let words = words.into_iter().map(OsStr::new).collect();
-        self.command(&Call { name: &config.name, action: "run a command in", words, settings: None })
+    fn program(&self) -> tokio::process::Command {
+        self.in_its_settings()
     }
 
     async fn begin_arrival(
