@@ -508,10 +508,14 @@ fn a_destination_fetches_layers_from_a_registry_that_it_may_ask_and_has_the_othe
     let whole = from_registry(&moved("first", "a", "b", first, "1"));
     let back = moved("first", "b", "a", first, "1");
     assert_eq!(back.layers_from_registry_bytes + back.layers_from_source_bytes, 0, "{back:?}");
-    // The lower layer is there.
+    // The lower layer is there, and the upper one is fetched ahead.
     let second = run(&registry, "2", "second", 101);
-    let upper = from_registry(&moved("second", "a", "b", second, "2"));
+    let said = bed.godwit("a", &["--json", "prepare", "second", "--to", "b"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let upper = from_registry(&said.report());
     assert!(upper < whole, "{upper} of {whole}");
+    let after = moved("second", "a", "b", second, "2");
+    assert_eq!(after.layers_from_registry_bytes + after.layers_from_source_bytes, 0, "{after:?}");
     // What the registry has is an index.
     bed.done("b", &["image", "prune"]);
     let multi = run(&registry, "multi", "multi", 102);
