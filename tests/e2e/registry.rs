@@ -501,6 +501,8 @@ fn a_destination_fetches_layers_from_a_registry_that_it_may_ask_and_has_the_othe
         assert!(report.file_bytes > noise && report.layers_from_source_bytes > noise, "{report:?}");
     };
 
+    let doctor = bed.godwit("b", &["doctor"]);
+    assert!(doctor.stdout.contains("skopeo version"), "{doctor:?}");
     let first = run(&registry, "1", "first", 100);
     let said = bed.godwit("a", &["check", "first", "--to", "b"]);
     assert!(matches!(said.code, 0 | 2), "{said:?}");

@@ -132,6 +132,19 @@ impl Registries {
         self.allowed.contains(pinned.registry()).then(|| Pinned(pinned.to_string()))
     }
 
+    /// The version of what fetches, or why it does not work; `None` where no registry is allowed.
+    pub async fn probe(&self) -> Option<io::Result<String>> {
+        let (first, others) = self.program.split_first().filter(|_| !self.allowed.is_empty())?;
+        let mut command = Command::new(first);
+        command.args(others).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+        Some(match tokio::time::timeout(self.silence, command.output()).await {
+            Ok(Ok(output)) if output.status.success() => Ok(last_words(&output.stdout)),
+            Ok(Ok(output)) => Err(io::Error::other(last_words(&output.stderr))),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        })
+    }
+
     /// Fetches layers of an image into the store: those that are `lacking`, with the bytes of their blobs. Those that are
     /// `here` need not come.
     pub async fn fetch(
@@ -465,7 +478,10 @@ mod tests {
     async fn without_skopeo_all_comes_from_the_source() {
         let bench = Bench::new();
         let mut registries = registries(bench.scratch.path(), "");
+        assert!(registries.probe().await.unwrap().is_ok());
+        assert!(Registries::default().probe().await.is_none(), "it is of no use");
         registries.program = vec!["/nonexistent/skopeo".into()];
+        assert!(registries.probe().await.unwrap().is_err());
         let (digest, bytes) = layer("new");
         let lacking = [(digest, bytes.len() as u64)];
         let fetched = registries.fetch(&bench.store, &pinned(&registries), &lacking, &[]).await;
