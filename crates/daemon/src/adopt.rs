@@ -117,6 +117,7 @@ pub(crate) fn describe(
         network: Attachment::Overlay,
         hooks: convert::hooks(&request.hooks)?,
         image: String::new(),
+        image_digest: None,
         layers: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),

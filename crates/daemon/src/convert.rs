@@ -12,7 +12,7 @@ use godwit_engine::{Confinement, Mount, MountKind, OnMove, Ulimit};
 use godwit_migration::hooks::{HookPoint, Hooks};
 use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
-    Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
+    Attachment, Compress, LackingLayers, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
 };
 use godwit_names::{ServiceName, ServiceNameError, VolumeName, is_name};
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
@@ -325,6 +325,8 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         shared_dump_bytes: report.shared_dump_bytes,
         retained_bytes: report.retained_bytes,
         not_retained_bytes: report.not_retained_bytes,
+        layers_from_registry_bytes: report.layers_from_registry_bytes,
+        layers_from_source_bytes: report.layers_from_source_bytes,
         phases: report
             .phases
             .into_iter()
@@ -347,6 +349,18 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         why: report.why,
         tracker: report.tracker,
         faults: report.faults,
+    }
+}
+
+/// What a destination lacks of the image that a service came from.
+pub(crate) fn lacking(lacking: LackingLayers, node: &str, image: &str) -> api::LackingLayers {
+    api::LackingLayers {
+        node: node.to_owned(),
+        image: image.to_owned(),
+        layers: u32::try_from(lacking.layers).unwrap_or(u32::MAX),
+        of: u32::try_from(lacking.of).unwrap_or(u32::MAX),
+        bytes: lacking.bytes,
+        asks_registry: lacking.asks_registry,
     }
 }
 

@@ -227,6 +227,7 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
         network: Attachment::Overlay,
         hooks: Hooks::default(),
         image: theirs.image,
+        image_digest: None,
         layers: Vec::new(),
         command: theirs.command,
         env: theirs.env,

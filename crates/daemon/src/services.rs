@@ -209,7 +209,15 @@ fn check_volumes(node: &Node, request: &RunRequest, silent: &[String]) -> Result
     Ok(())
 }
 
-async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {
+/// Where an image came from.
+struct Origin {
+    /// In the user's words.
+    image: String,
+    /// What that stood for in its registry.
+    digest: Option<String>,
+}
+
+async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, Origin), Status> {
     let store = Arc::clone(&node.local().store);
     let source = request.source.clone().ok_or_else(|| {
         Status::invalid_argument("a service needs a root filesystem: give an image or --rootfs DIR")
@@ -219,7 +227,10 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
         Source::Image(path) => (path, false),
         Source::Reference(reference) => {
             return match off_worker(|| store.named(&reference)).map_err(internal)? {
-                Some(named) => Ok((named.image, reference)),
+                Some(named) => {
+                    let digest = Some(named.digest.to_string());
+                    Ok((named.image, Origin { image: reference, digest }))
+                }
                 None => Err(Status::not_found(format!(
                     "node {} has no image {reference}; `godwit pull {reference}` there brings it from its registry",
                     node.name
@@ -237,7 +248,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
     .await
     .map_err(internal)?
     .map_err(invalid)?;
-    Ok((image, origin))
+    Ok((image, Origin { image: origin, digest: None }))
 }
 
 fn describe(
@@ -246,7 +257,7 @@ fn describe(
     request: &RunRequest,
     (network, addresses): (Attachment, Vec<Ipv4Addr>),
     image: &Image,
-    origin: String,
+    Origin { image: origin, digest: image_digest }: Origin,
 ) -> Result<Service, Status> {
     let entrypoint = request.entrypoint.as_ref().map_or(&image.config.entrypoint, |own| &own.words);
     let arguments = match (request.command.as_slice(), &request.entrypoint) {
@@ -279,6 +290,7 @@ fn describe(
         network,
         hooks: convert::hooks(&request.hooks)?,
         image: origin,
+        image_digest,
         layers: image.layers.iter().map(ToString::to_string).collect(),
         command,
         env,

@@ -89,7 +89,7 @@ pub use report::{Outcome, Report};
 pub use resources::{Cluster, ClusterError, Decision, Known, LocalError, NodeResources};
 pub use restart::Restart;
 pub use service::{Attachment, Layout, Port, Service};
-pub use source::{Progress, Source};
+pub use source::{LackingLayers, Progress, Source};
 pub use volumes::Volume;
 pub use waits::{Wait, Waits};
 

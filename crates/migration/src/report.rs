@@ -111,6 +111,12 @@ pub struct Report {
     /// Those for which it had no room.
     #[serde(default)]
     pub not_retained_bytes: u64,
+    /// Blobs of layers that the destination had from the image's registry.
+    #[serde(default)]
+    pub layers_from_registry_bytes: u64,
+    /// Those that it had from the source.
+    #[serde(default)]
+    pub layers_from_source_bytes: u64,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
     /// Where the frozen time went, in order; the sum is the frozen time.
@@ -167,6 +173,8 @@ impl Report {
             shared_dump_bytes: 0,
             retained_bytes: 0,
             not_retained_bytes: 0,
+            layers_from_registry_bytes: 0,
+            layers_from_source_bytes: 0,
             memory_bytes: 0,
             phases: Vec::new(),
             timeline: Vec::new(),

@@ -34,6 +34,9 @@ pub struct Service {
     pub epoch: u64,
     /// Where its image came from, in the user's words.
     pub image: String,
+    /// The digest of what that stood for in its registry when the service was made; none for an image from elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_digest: Option<String>,
     /// Digests of its layers, lowest first.
     pub layers: Vec<String>,
     /// Command with arguments.
@@ -318,6 +321,7 @@ pub(crate) mod tests {
             hooks: Hooks::default(),
             epoch: 3,
             image: "/images/redis.tar".into(),
+            image_digest: None,
             layers: vec!["sha256:00".into()],
             command: vec!["redis-server".into()],
             env: vec!["A=b".into()],

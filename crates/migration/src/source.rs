@@ -32,6 +32,7 @@ mod files;
 mod freeze;
 mod governor;
 mod jobs;
+mod layers;
 mod logs;
 mod obstacles;
 pub mod pace;
@@ -102,6 +103,8 @@ pub struct Progress {
     pub predicted_frozen_ms: f64,
     /// Pages asked for since the service runs at the destination.
     pub faults: u64,
+    /// What the destination lacked of the image, once it has answered.
+    pub lacking: Option<LackingLayers>,
 }
 
 impl Progress {
@@ -116,6 +119,19 @@ impl Progress {
 #[must_use]
 pub fn is_committed(phase: &str) -> bool {
     matches!(phase, "commit" | "serve" | "release")
+}
+
+/// What a destination lacks of an image, before it is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LackingLayers {
+    /// How many layers; 0 of an image that another engine keeps.
+    pub layers: usize,
+    /// Of how many; 0 of an image that another engine keeps.
+    pub of: usize,
+    /// Bytes of their blobs.
+    pub bytes: u64,
+    /// Whether the destination asks the image's registry first.
+    pub asks_registry: bool,
 }
 
 /// One migration away from this node.

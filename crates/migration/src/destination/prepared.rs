@@ -6,8 +6,9 @@ use std::sync::Arc;
 use godwit_memory::PAGE_SIZE;
 
 use super::admit::{Asked, tell_retained};
+use super::layers::receive_layers;
 use super::page_receiver::{PageReceiver, PageReceiverError};
-use super::receive::{given_up, receive_image, receive_layer};
+use super::receive::given_up;
 use super::{DestinationError, answer_to_failed};
 use crate::link::Link;
 use crate::message::{Accepted, Message, RetainEnd};
@@ -62,14 +63,8 @@ async fn receive(
     asked: &Asked,
     receiver: &PageReceiver,
 ) -> Result<RetainEnd, DestinationError> {
-    let Asked { service, id, missing, .. } = asked;
-    for layer in missing {
-        match service.kept {
-            None => receive_layer(local, link, layer).await?,
-            Some(_) => receive_image(local, link, service, layer).await?,
-        }
-        link.send(Message::LayerStored).await?;
-    }
+    let Asked { service, id, missing, registry, .. } = asked;
+    receive_layers(local, link, service, missing, registry.as_ref()).await?;
     match link.receive().await? {
         Message::Retain => {}
         other => return Err(link.unexpected(&other, "Retain").into()),

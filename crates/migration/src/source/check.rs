@@ -13,12 +13,13 @@ use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, shared};
 
 use super::files::next_round;
+use super::layers::Lacking;
 use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
-use super::reserve::{chosen, missing};
+use super::reserve::chosen;
 use super::{Source, SourceError};
 use crate::link::Link;
-use crate::message::{Accepted, Layer, Message, Versions};
+use crate::message::{Accepted, Message, Versions};
 use crate::options::Mode;
 use crate::outlook::{Known, Outlook, Sample, Writes, foresee};
 
@@ -116,7 +117,7 @@ struct Answered {
     link: Link,
     accepted: Accepted,
     /// What it lacks.
-    layers: Vec<Layer>,
+    layers: Lacking,
 }
 
 impl Source {
@@ -182,7 +183,7 @@ impl Source {
         }
         let fixed = self.fixed().await?;
         let (layer_bytes, link) = match answered {
-            Some(Answered { link, layers, .. }) => (layers.iter().map(|layer| layer.bytes).sum(), Some(link)),
+            Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),
         };
         let (writes, link) = tokio::join!(self.writes(&plan), measure(link));
@@ -270,7 +271,7 @@ impl Source {
         chosen(node, Versions::OWN, accepted.protocol)?;
         self.check_version(&accepted)?;
         findings.obstacles.extend(self.not_restored(config, &accepted).await?);
-        let layers = missing(node, &accepted.missing_layers, &offered)?;
+        let layers = Lacking::of(node, &accepted, &offered)?;
         Ok(Some(Answered { link, accepted, layers }))
     }
 

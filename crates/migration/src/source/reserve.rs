@@ -11,6 +11,7 @@ use godwit_engine::{ContainerConfig, MountKind};
 use godwit_memory::shared;
 
 use super::files::next_round;
+use super::layers::Lacking;
 use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::recorder::Recorder;
@@ -63,9 +64,7 @@ pub(super) struct Reserved {
     /// What the destination has retained of an earlier visit.
     pub(super) visit: EarlierVisit,
     /// The layers that it does not have.
-    pub(super) layers: Vec<Layer>,
-    /// Those that it has of other images, where it lacks the image of a container that another engine keeps.
-    pub(super) engine_layers: Vec<String>,
+    pub(super) layers: Lacking,
     /// The changed files, and what the first round found of them.
     pub(super) tree: tree::TreeSender,
     pub(super) first: tree::Round,
@@ -112,7 +111,8 @@ impl Source {
             true => self.learn_retained(link, &accepted.key).await?,
             false => EarlierVisit::none(),
         };
-        let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
+        let layers = Lacking::of(&self.destination, &accepted, &layers)?;
+        self.tell_lacking(&layers);
         let tree = match accepted.parts {
             true => {
                 let key = PageKey::random();
@@ -120,8 +120,7 @@ impl Source {
             }
             false => tree,
         };
-        let engine_layers = accepted.engine_layers;
-        Ok(Reserved { agreed, plan, visit, layers, engine_layers, tree, first })
+        Ok(Reserved { agreed, plan, visit, layers, tree, first })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
@@ -175,6 +174,7 @@ impl Source {
             newest_protocol: PROTOCOL_VERSION,
             output_pipes: self.local.engine.output_pipes(config).await?.into(),
             needs: Some(self.kernel_needs(config).await?),
+            waits_for_registry: true,
         })
     }
 
@@ -325,21 +325,6 @@ pub(super) fn chosen(destination: &str, offered: Versions, version: u32) -> Resu
     })
 }
 
-/// The layers that a destination asks for, which can only be the service's.
-pub(super) fn missing(
-    destination: &str,
-    asked: &[String],
-    layers: &[Layer],
-) -> Result<Vec<Layer>, LinkError> {
-    let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
-    let missing = asked.iter().map(of).collect::<Option<Vec<_>>>();
-    missing.ok_or_else(|| LinkError::Unexpected {
-        node: destination.to_owned(),
-        got: "a layer of something else",
-        wanted: "layers of the service",
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -353,18 +338,5 @@ mod tests {
         }
         let refused = chosen("b", offered, 5).unwrap_err().to_string();
         assert!(refused.contains("node b") && refused.contains("was not offered"), "{refused}");
-    }
-
-    #[test]
-    fn a_destination_gets_no_layer_but_the_services_own() {
-        let layers = ["sha256:1", "sha256:2"].map(|digest| Layer { digest: digest.into(), bytes: 7 });
-        let asked = |digests: &[&str]| {
-            let digests: Vec<_> = digests.iter().map(|digest| (*digest).to_owned()).collect();
-            missing("b", &digests, &layers)
-        };
-        assert_eq!(asked(&[]).unwrap(), []);
-        assert_eq!(asked(&["sha256:2"]).unwrap(), layers[1..]);
-        let refused = asked(&["sha256:1", "sha256:3"]).unwrap_err();
-        assert!(refused.to_string().contains("a layer of something else"), "{refused}");
     }
 }
