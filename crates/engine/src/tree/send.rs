@@ -35,42 +35,43 @@ pub struct Sent {
     pub unsettled: Vec<Vec<u8>>,
 }
 
-/// A tree that is sent in rounds: keeps what the receiver has.
+/// One directory that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
-pub struct TreeSender {
+pub(super) struct DirectorySender {
     root: PathBuf,
     last: Option<Snapshot>,
     /// What the receiver has of files, where it takes parts of them.
     known: Option<Known>,
 }
 
-/// A round that is known but not sent.
+/// A round of one directory.
 #[derive(Debug)]
-pub struct Round {
+pub(super) struct DirectoryRound {
     snapshot: Snapshot,
     /// What will be sent.
-    pub changes: Changes,
+    pub(super) changes: Changes,
     /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
-impl TreeSender {
-    /// The tree below `root`, for a receiver that has nothing of it.
-    #[must_use]
-    pub fn new(root: &Path) -> Self {
+impl DirectorySender {
+    /// What is below `root`, for a receiver that has nothing of it.
+    pub(super) fn new(root: &Path) -> Self {
         Self { root: root.to_path_buf(), last: None, known: None }
     }
 
-    /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
-    /// takes [`Hold`], [`Hole`], and files that begin with what was there.
-    #[must_use]
-    pub fn by_blocks(self, hash: BlockHash) -> Self {
+    /// The directory.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// See [`super::TreeSender::by_blocks`].
+    pub(super) fn by_blocks(self, hash: BlockHash) -> Self {
         Self { known: Some(Known::new(hash)), ..self }
     }
 
-    /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
-    /// is sent.
-    pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
+    /// See [`super::TreeSender::next_round`].
+    pub(super) fn next_round(&self, frozen: bool) -> Result<DirectoryRound, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
         let snapshot = snapshot.whole()?;
         let changes = match &self.last {
@@ -81,7 +82,7 @@ impl TreeSender {
             Some(known) if !frozen => self.missing(known, &changes)?,
             _ => changes.bytes(),
         };
-        Ok(Round { snapshot, changes, bytes })
+        Ok(DirectoryRound { snapshot, changes, bytes })
     }
 
     /// Compares the changed files with what the receiver has: how many bytes of content it lacks.
@@ -124,13 +125,13 @@ impl TreeSender {
         Ok(changes.bytes_but_for(|path| missing.get(path).copied()))
     }
 
-    /// Sends a round; after an error the receiver's copy is useless.
-    pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    /// Sends a round, closed by an [`End`].
+    pub(super) fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
-        round: Round,
+        round: DirectoryRound,
         sink: &mut impl FnMut(Item) -> Result<(), E>,
     ) -> Result<Sent, TreeError> {
-        let Round { mut snapshot, changes, .. } = round;
+        let DirectoryRound { mut snapshot, changes, .. } = round;
         let begun = self.known.as_mut().map(|known| known.begin(&snapshot, &changes)).unwrap_or_default();
         let known = self.known.as_mut().map(|known| (known, begun));
         let sent = send_all(&self.root, &changes, &Elsewhere::new(), known, sink)?;
@@ -143,7 +144,7 @@ impl TreeSender {
 /// By their inodes, the numbers of files whose content is sent in another way.
 pub type Elsewhere = BTreeMap<u64, u32>;
 
-/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`TreeSender`] for
+/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`super::TreeSender`] for
 /// several rounds.
 pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     root: &Path,

@@ -105,7 +105,7 @@ impl Source {
         let mut criu = self.local.criu.prepare()?;
         let mappings = self.prepare_mappings(tmpfs).await?;
         let mappings = mappings.as_deref();
-        let target = self.local.engine.dump_target(&config).await?;
+        let target = self.dump_target(&config).await?;
         criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
@@ -125,7 +125,7 @@ impl Source {
         self.timeline.note("steer frames", cutting);
         self.accept_waiting(&config, listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
-        let target = self.local.engine.dump_target(&config).await?;
+        let target = self.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
             let path = tmpfs.images().join(name);
             std::fs::write(&path, content).map_err(|source| LocalError::Io {
