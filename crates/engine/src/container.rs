@@ -100,6 +100,14 @@ impl Mount {
         }
     }
 
+    /// What becomes of it in a move, if it is bound.
+    pub fn on_move(&mut self) -> Option<&mut OnMove> {
+        match &mut self.kind {
+            MountKind::Bind { on_move, .. } => Some(on_move),
+            MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
+        }
+    }
+
     /// The volume that it is, if it is one.
     #[must_use]
     pub fn volume(&self) -> Option<&VolumeName> {

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use godwit_engine::{Mount, MountKind, OnMove};
+use godwit_engine::{Engines, Mount, MountKind, OnMove};
 use godwit_names::{MAX_NAME, VolumeName};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
@@ -70,14 +71,23 @@ fn name(service: &Service, target: &Path, taken: &BTreeSet<VolumeName>) -> Optio
 }
 
 /// The service with these directories as volumes.
-pub(crate) fn with_volumes(service: Service) -> Service {
+///
+/// # Errors
+/// The engine's definition of its container is not understood.
+pub(crate) fn with_volumes(service: Service) -> io::Result<Service> {
     let of: Vec<_> = of(&service).into_iter().map(|(name, _, target)| (name, target.to_owned())).collect();
-    let mounts =
-        service.mounts.into_iter().map(|mount| match of.iter().find(|(_, at)| *at == mount.target) {
-            Some((name, _)) => Mount { kind: MountKind::Volume { name: name.clone() }, ..mount },
-            None => mount,
-        });
-    Service { mounts: mounts.collect(), ..service }
+    let name_at = |target: &Path| of.iter().find(|(_, at)| at == target).map(|(name, _)| name.clone());
+    if let Some(kept) = service.kept.as_ref().filter(|_| !of.is_empty()) {
+        // Its engine has its volumes.
+        let kept = Some(Engines::with_volumes(kept, &of)?);
+        let mounts = service.mounts.into_iter().filter(|mount| name_at(&mount.target).is_none()).collect();
+        return Ok(Service { mounts, kept, ..service });
+    }
+    let mounts = service.mounts.into_iter().map(|mount| match name_at(&mount.target) {
+        Some(name) => Mount { kind: MountKind::Volume { name }, ..mount },
+        None => mount,
+    });
+    Ok(Service { mounts: mounts.collect(), ..service })
 }
 
 /// Opens those of a service, whose root directory is at `root`; or every reason why one cannot go.
@@ -105,7 +115,7 @@ fn open_one(source: &Path, target: &Path, root: &Path, binds: &Binds) -> Result<
         .map_err(|error| format!("it cannot be opened: {error}"))?;
     let of_opened = |opened: OwnedFd| {
         let metadata = File::from(opened).metadata()?;
-        Ok::<_, std::io::Error>((metadata.is_dir(), (metadata.dev(), metadata.ino())))
+        Ok::<_, io::Error>((metadata.is_dir(), (metadata.dev(), metadata.ino())))
     };
     let (is_directory, identity) =
         opened.try_clone().and_then(of_opened).map_err(|error| format!("it cannot be looked at: {error}"))?;
@@ -138,7 +148,7 @@ fn open_one(source: &Path, target: &Path, root: &Path, binds: &Binds) -> Result<
     }
 }
 
-fn path_of(opened: &OwnedFd) -> std::io::Result<PathBuf> {
+fn path_of(opened: &OwnedFd) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
@@ -195,6 +205,8 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_engine::{Keeper, Kept};
+
     use super::*;
     use crate::service::tests::service;
 
@@ -218,13 +230,31 @@ mod tests {
             bound(srv, &format!("/{}", "ä".repeat(99)), OnMove::Copy),
             bound(srv, "/stays", OnMove::Skip),
         ]);
-        let after = with_volumes(before.clone());
+        let after = with_volumes(before.clone()).unwrap();
         let names: Vec<_> = after.volumes().map(|name| name.as_str().to_owned()).collect();
         assert_eq!(names[..3], ["redis-srv-b", "redis-srv-b-2", "redis-srv-b-3"]);
         assert_eq!(names[3].len(), MAX_NAME);
         assert_eq!(after.mounts[4], before.mounts[4]);
         assert!(after.mounts[1].read_only, "as it was");
-        assert_eq!(with_volumes(after.clone()), after, "they are volumes from then on");
+        assert_eq!(with_volumes(after.clone()).unwrap(), after, "they are volumes from then on");
+    }
+
+    #[test]
+    fn of_a_container_that_another_engine_keeps_it_becomes_a_volume_of_the_engines() {
+        let definition = serde_json::json!({
+            "name": "web", "image": ["web:1", ""], "config": {}, "host": {}, "volumes": [],
+            "binds": [{ "source": "/srv", "target": "/data", "read_only": false }],
+        });
+        let kept = Kept { keeper: Keeper::Docker, id: String::new(), definition };
+        let before =
+            Service { kept: Some(kept), ..with(vec![bound(Path::new("/srv"), "/data", OnMove::Copy)]) };
+        let after = with_volumes(before.clone()).unwrap();
+        assert!(after.mounts.is_empty(), "its engine has its volumes");
+        let definition = after.kept.unwrap().definition;
+        assert_eq!(definition["volumes"][0]["name"], "redis-data");
+        assert!(definition.get("binds").is_none());
+        let broken = Kept { keeper: Keeper::Podman, id: String::new(), definition: serde_json::Value::Null };
+        assert!(with_volumes(Service { kept: Some(broken), ..before }).is_err());
     }
 
     #[test]

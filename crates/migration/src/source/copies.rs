@@ -42,10 +42,16 @@ impl Source {
         if going.is_empty() {
             return Ok(TreeSender::new(&own));
         }
-        let tree = match self.service.volumes().next() {
-            Some(_) => TreeSender::new(&own),
+        let has_volumes = match self.service.kept {
+            None => self.service.volumes().next().is_some(),
+            Some(_) => own.join(files::VOLUMES).is_dir(),
+        };
+        let tree = match has_volumes {
+            true => TreeSender::new(&own),
+            // An engine's is bound as a tree in any case.
+            false if self.service.kept.is_some() => TreeSender::new(&own).make(files::VOLUMES),
             // Without volumes its changes are no tree with them.
-            None => TreeSender::of_parts().make("").make(files::VOLUMES).put(files::UPPER, &own),
+            false => TreeSender::of_parts().make("").make(files::VOLUMES).put(files::UPPER, &own),
         };
         Ok(going.into_iter().fold(tree, |tree, Going { volume, source, opened, .. }| {
             tree.put_open(&format!("{}/{volume}", files::VOLUMES), &source, opened)

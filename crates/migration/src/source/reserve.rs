@@ -7,7 +7,7 @@ use std::time::Instant;
 use godwit_criu::Version;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
-use godwit_engine::{ContainerConfig, MountKind, OnMove};
+use godwit_engine::{ContainerConfig, OnMove};
 use godwit_memory::shared;
 
 use super::files::next_round;
@@ -230,7 +230,10 @@ impl Source {
 
     /// The service as it is to be at the destination: what goes of this node's directories is volumes there.
     pub(super) fn service_there(&self) -> Result<Service, SourceError> {
-        Ok(bound::with_volumes(self.service_said()?))
+        bound::with_volumes(self.service_said()?).map_err(|error| {
+            let why = format!("the definition of its container is not understood: {error}");
+            SourceError::NotEligible(vec![why])
+        })
     }
 
     /// The service with what was said of its move.
@@ -248,10 +251,7 @@ impl Source {
         let mut there = Service { epoch: self.service.epoch + 1, network, ..self.service.clone() };
         for (at, said) in &self.options.binds {
             let mut binds = there.mounts.iter_mut().filter(|mount| mount.target == *at);
-            match binds.find_map(|mount| match &mut mount.kind {
-                MountKind::Bind { on_move, .. } => Some(on_move),
-                MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
-            }) {
+            match binds.find_map(|mount| mount.on_move()) {
                 Some(on_move) => *on_move = *said,
                 // It has come as a volume with an earlier move.
                 None if *said == OnMove::Copy
