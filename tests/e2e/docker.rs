@@ -52,6 +52,19 @@ impl Cache {
 
     /// The same, with a change to the lab.
     fn started_with(test: &str, more: &[&str], change: impl FnOnce(&mut LabConfig)) -> Self {
+        let cache = Self::with_image(test, change);
+        let mut words = vec!["run", "--detach", "--name", "cache"];
+        words.extend(more);
+        words.extend(cache.preset.env.iter().flat_map(|entry| ["--env", entry]));
+        words.extend(cache.preset.user.iter().flat_map(|user| ["--user", user]));
+        words.push(IMAGE);
+        words.extend(cache.preset.command.iter().map(String::as_str));
+        cache.docker("a", &words);
+        cache
+    }
+
+    /// Without a container.
+    fn with_image(test: &str, change: impl FnOnce(&mut LabConfig)) -> Self {
         let mut dockers = Dockers::new();
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
@@ -62,13 +75,6 @@ impl Cache {
         dockers.start(&bed);
         let preset = bed.build(Workload::Redis);
         dockers.image(&["a"], &preset, IMAGE);
-        let mut words = vec!["run", "--detach", "--name", "cache"];
-        words.extend(more);
-        words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
-        words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
-        words.push(IMAGE);
-        words.extend(preset.command.iter().map(String::as_str));
-        dockers.done("a", &words);
         Self { dockers, bed, points: points.unwrap(), preset }
     }
 
@@ -415,5 +421,57 @@ fn what_a_container_has_of_the_node_is_copied_or_stays_there() {
     let read = ["exec", "cache", "/bin/sh", "-c", "cat /copied/more /same/file"];
     wait_for("it to run again", || (cache.is_shown("a", "running")["state"] == "running").then_some(()));
     assert_eq!(cache.docker("a", &read), "more\n2\n");
+    cache.down();
+}
+
+#[test]
+fn a_container_is_moved_between_its_health_checks_which_go_on() {
+    let check = ["--health-cmd", "echo checked >>/checks", "--health-interval", "50ms"];
+    let cache = Cache::up("dock-health", &check);
+    let checks = |node: &str| cache.docker(node, &["exec", "cache", "/bin/sh", "-c", "wc -l </checks"]);
+    let checks = |node: &str| checks(node).trim().parse::<u32>().unwrap();
+    let health = |node: &str| cache.inspect(node)["State"]["Health"]["Status"].as_str().map(str::to_owned);
+    wait_for("the first check", || (health("a").as_deref() == Some("healthy")).then_some(()));
+    let mut lasting = cache.connect();
+    for (from, to, mode) in
+        [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "cold"), ("b", "a", "hybrid")]
+    {
+        cache.bed.migrate_so("cache", from, to, &["--mode", mode]);
+        wait_for("a check there", || (health(to).as_deref() == Some("healthy")).then_some(()));
+        let before = checks(to);
+        wait_for("the next check", || (checks(to) > before).then_some(()));
+        lasting.call(&["PING"]).unwrap();
+    }
+    cache.down();
+}
+
+/// With the file that docs/docker.md has.
+#[test]
+fn a_service_of_a_compose_file_moves_and_is_composes_wherever_it_is() {
+    let cache = Cache::with_image("dock-compose", |_| {});
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/docker.md")).unwrap();
+    let (_, text) = page.split_once("```yaml\n").unwrap();
+    let (text, _) = text.split_once("```").unwrap();
+    assert!(text.contains("image: redis:7\n"), "{text}");
+    // Where there is no registry the image has another name, and no command of its own.
+    let own = format!("image: {IMAGE}\n    command: {:?}\n", cache.preset.command);
+    let file = cache.bed.scratch().join("compose.yaml");
+    std::fs::write(&file, text.replace("image: redis:7\n", &own)).unwrap();
+    cache.dockers.compose("a", &file, &["up", "--detach"]);
+    let address = ADDRESS.to_string();
+    cache.bed.done("a", &["adopt", "docker:cache", "--ip", &address]);
+    let mut lasting = cache.connect();
+    lasting.fill(1 << 20).unwrap();
+    cache.bed.migrate("cache", "a", "b");
+    lasting.call(&["PING"]).unwrap();
+    cache.is_at("b", "running");
+    let listed = cache.dockers.compose("b", &file, &["ps"]);
+    assert!(listed.contains("cache") && listed.contains("Up"), "{listed}");
+    assert_eq!(cache.dockers.compose("b", &file, &["exec", "-T", "cache", "sh", "-c", "echo in"]), "in\n");
+    cache.dockers.compose("b", &file, &["stop"]);
+    cache.is_shown("b", "stopped");
+    cache.dockers.compose("b", &file, &["start"]);
+    cache.is_shown("b", "running");
+    cache.connect();
     cache.down();
 }

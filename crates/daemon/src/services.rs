@@ -67,25 +67,33 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     let (image, origin) = import(node, &request).await?;
     let mut service = describe(node, name, &request, (network, addresses), &image, origin)?;
     let user = if request.user.is_empty() { image.config.user } else { request.user };
-    match start(node, &mut service, &user).await {
-        Ok(()) => {}
-        Err(error) => {
-            if let Err(left) = node.local().clear(&service).await {
-                tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
-            }
-            return Err(error);
-        }
+    let mut made = start(node, &mut service, &user).await;
+    if made.is_ok() {
+        failpoint::point("service.started").await;
+        made = node.state.put_service(&service).map_err(internal);
     }
-    failpoint::point("service.started").await;
-    node.state.put_service(&service).map_err(internal)?;
-    if let Err(error) = node.local().made(&service) {
+    if let Err(error) = made {
+        if let Err(left) = node.local().clear(&service).await {
+            tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
+        }
+        return Err(error);
+    }
+    begun(node, &service, "started", &service.address.to_string());
+    show(node, owned(node, &service.name)?).await
+}
+
+/// A new service runs and is recorded: it is watched, and the cluster is told. Whoever asked for it has it, whatever fails here:
+/// the next life of godwitd does the rest.
+pub(crate) fn begun(node: &Arc<Node>, service: &Service, happened: &str, detail: &str) {
+    if let Err(error) = node.local().made(service) {
         // The state is read before the mark is believed.
         tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
     }
-    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
-    node.watch(&service);
-    node.events.tell("service", "started", &service.name, &service.address.to_string());
-    show(node, owned(node, &service.name)?).await
+    if let Err(error) = node.place(service, &node.name, service.epoch, false) {
+        tracing::error!(service = %service.name, error = %error_chain(&error), "other nodes are not told where a service is");
+    }
+    node.watch(service);
+    node.events.tell("service", happened, &service.name, detail);
 }
 
 /// How often another address is chosen when the one that is free here is taken elsewhere.

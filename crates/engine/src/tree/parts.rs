@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::item::{End, Entry, Item, Kind};
-use super::send::{DirectoryRound, DirectorySender, Sent};
+use super::send::{self, Sent};
 use super::{BlockHash, TreeError};
 
 /// The mode of a directory that is in none of those here.
@@ -26,15 +26,17 @@ pub struct TreeSender {
 struct Part {
     /// Its path in the tree.
     at: Vec<u8>,
-    /// Its path here, for people, and what keeps it open, where it is not found by that.
-    shown: Option<(PathBuf, OwnedFd)>,
-    sender: DirectorySender,
+    /// Its path here, for people.
+    root: PathBuf,
+    /// What keeps it open, where it is not found by that path.
+    opened: Option<OwnedFd>,
+    sender: send::TreeSender,
 }
 
 /// A round that is known but not sent.
 #[derive(Debug)]
 pub struct Round {
-    rounds: Vec<DirectoryRound>,
+    rounds: Vec<send::Round>,
     /// What will be sent.
     pub changes: Counts,
     /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
@@ -101,7 +103,7 @@ impl TreeSender {
     pub fn put_open(mut self, at: &str, path: &Path, opened: OwnedFd) -> Self {
         let magic = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
         let part = Part::new(at.as_bytes().to_vec(), &magic);
-        self.parts.push(Part { shown: Some((path.to_owned(), opened)), ..part });
+        self.parts.push(Part { root: path.to_owned(), opened: Some(opened), ..part });
         self
     }
 
@@ -118,7 +120,7 @@ impl TreeSender {
     pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let rounds = self.parts.iter().map(|part| part.sender.next_round(frozen).map_err(|e| part.of(e)));
         let rounds = rounds.collect::<Result<Vec<_>, _>>()?;
-        let sum = |of: fn(&DirectoryRound) -> u64| rounds.iter().map(of).fold(0, u64::saturating_add);
+        let sum = |of: fn(&send::Round) -> u64| rounds.iter().map(of).fold(0, u64::saturating_add);
         let changes = Counts {
             entries: sum(|round| round.changes.entries()).saturating_add(self.made.len() as u64),
             removals: sum(|round| round.changes.removals()),
@@ -134,7 +136,7 @@ impl TreeSender {
         sink: &mut impl FnMut(Item) -> Result<(), E>,
     ) -> Result<Sent, TreeError> {
         let mut all = Sent::default();
-        let root = self.parts.first().map(|part| part.sender.root().to_owned()).unwrap_or_default();
+        let root = self.parts.first().map(|part| part.root.clone()).unwrap_or_default();
         let fault = |error: E| TreeError::Sink { root: root.clone(), source: error.into() };
         for path in std::mem::take(&mut self.made) {
             sink(Item::Entry(directory(path))).map_err(fault)?;
@@ -170,13 +172,13 @@ impl TreeSender {
 
 impl Part {
     fn new(at: Vec<u8>, root: &Path) -> Self {
-        Self { at, shown: None, sender: DirectorySender::new(root) }
+        Self { at, root: root.to_owned(), opened: None, sender: send::TreeSender::new(root) }
     }
 
     /// An error with the path that people know.
     fn of(&self, error: TreeError) -> TreeError {
-        match &self.shown {
-            Some((path, _)) => error.in_tree(path),
+        match self.opened {
+            Some(_) => error.in_tree(&self.root),
             None => error,
         }
     }

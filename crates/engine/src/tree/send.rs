@@ -35,18 +35,18 @@ pub struct Sent {
     pub unsettled: Vec<Vec<u8>>,
 }
 
-/// One directory that is sent in rounds: keeps what the receiver has.
+/// A tree that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
-pub(super) struct DirectorySender {
+pub(super) struct TreeSender {
     root: PathBuf,
     last: Option<Snapshot>,
     /// What the receiver has of files, where it takes parts of them.
     known: Option<Known>,
 }
 
-/// A round of one directory.
+/// A round that is known but not sent.
 #[derive(Debug)]
-pub(super) struct DirectoryRound {
+pub(super) struct Round {
     snapshot: Snapshot,
     /// What will be sent.
     pub(super) changes: Changes,
@@ -54,24 +54,23 @@ pub(super) struct DirectoryRound {
     pub(super) bytes: u64,
 }
 
-impl DirectorySender {
-    /// What is below `root`, for a receiver that has nothing of it.
+impl TreeSender {
+    /// The tree below `root`, for a receiver that has nothing of it.
+    #[must_use]
     pub(super) fn new(root: &Path) -> Self {
         Self { root: root.to_path_buf(), last: None, known: None }
     }
 
-    /// The directory.
-    pub(super) fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// See [`super::TreeSender::by_blocks`].
+    /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
+    /// takes [`Hold`], [`Hole`], and files that begin with what was there.
+    #[must_use]
     pub(super) fn by_blocks(self, hash: BlockHash) -> Self {
         Self { known: Some(Known::new(hash)), ..self }
     }
 
-    /// See [`super::TreeSender::next_round`].
-    pub(super) fn next_round(&self, frozen: bool) -> Result<DirectoryRound, TreeError> {
+    /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
+    /// is sent.
+    pub(super) fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
         let snapshot = snapshot.whole()?;
         let changes = match &self.last {
@@ -82,7 +81,7 @@ impl DirectorySender {
             Some(known) if !frozen => self.missing(known, &changes)?,
             _ => changes.bytes(),
         };
-        Ok(DirectoryRound { snapshot, changes, bytes })
+        Ok(Round { snapshot, changes, bytes })
     }
 
     /// Compares the changed files with what the receiver has: how many bytes of content it lacks.
@@ -125,13 +124,13 @@ impl DirectorySender {
         Ok(changes.bytes_but_for(|path| missing.get(path).copied()))
     }
 
-    /// Sends a round, closed by an [`End`].
+    /// Sends a round; after an error the receiver's copy is useless.
     pub(super) fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
-        round: DirectoryRound,
+        round: Round,
         sink: &mut impl FnMut(Item) -> Result<(), E>,
     ) -> Result<Sent, TreeError> {
-        let DirectoryRound { mut snapshot, changes, .. } = round;
+        let Round { mut snapshot, changes, .. } = round;
         let begun = self.known.as_mut().map(|known| known.begin(&snapshot, &changes)).unwrap_or_default();
         let known = self.known.as_mut().map(|known| (known, begun));
         let sent = send_all(&self.root, &changes, &Elsewhere::new(), known, sink)?;
@@ -144,7 +143,7 @@ impl DirectorySender {
 /// By their inodes, the numbers of files whose content is sent in another way.
 pub type Elsewhere = BTreeMap<u64, u32>;
 
-/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`super::TreeSender`] for
+/// Sends `changes` of the tree below `root` to `sink`, closed by an [`End`]. See [`TreeSender`] for
 /// several rounds.
 pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     root: &Path,

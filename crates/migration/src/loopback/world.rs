@@ -62,6 +62,8 @@ pub(super) struct Way {
     /// Whether the service reads all its memory as soon as it runs at the destination.
     pub(super) reads: bool,
     pub(super) tracker: Backend,
+    /// How often its engine begins a command in it just when it is frozen.
+    pub(super) begins: u32,
 }
 
 /// What a conversation came to.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_engine::tree::TreeSender;
-use godwit_engine::{ContainerConfig, DumpTarget, files};
+use godwit_engine::{DumpTarget, files};
 
 use super::{Source, SourceError};
 use crate::bound::{self, Going};
@@ -59,8 +59,7 @@ impl Source {
     }
 
     /// What a checkpointer has to know: files of these directories go along, as a volume's do.
-    pub(super) async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, SourceError> {
-        let mut target = self.local.engine.dump_target(config).await?;
+    pub(super) fn with_copies(&self, mut target: DumpTarget) -> Result<DumpTarget, SourceError> {
         let said = self.service_said()?;
         for (_, source, at) in bound::of(&said) {
             let key = at.to_string_lossy();
