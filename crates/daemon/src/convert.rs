@@ -408,10 +408,9 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
 }
 
 /// What becomes of a bind mount in a move.
-fn on_move(name: &str) -> Result<OnMove, String> {
-    OnMove::named(name).ok_or_else(|| {
-        format!("{name:?} is not what can become of a bind mount; say skip or shared, or have a volume in its place, which moves")
-    })
+pub(crate) fn on_move(name: &str) -> Result<OnMove, String> {
+    OnMove::named(name)
+        .ok_or_else(|| format!("{name:?} is not what can become of a bind mount; say skip, shared or copy"))
 }
 
 /// Most streams: more than any machine has cores to fill them.

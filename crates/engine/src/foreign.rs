@@ -15,6 +15,7 @@
 
 mod adopts;
 pub(crate) mod archive;
+pub(crate) mod bound;
 mod commands;
 pub(crate) mod environment;
 pub(crate) mod files;
@@ -284,7 +285,15 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let inside = self.inside(config)?;
         let failed = |source| io_error(&config.name, "find the places of its volumes".into(), source);
         let places = places(&life.root, &inside.volumes).map_err(failed)?;
-        let external = external_mounts(&mounts, &places).into_iter();
+        let bound: Vec<_> = inside
+            .bound
+            .iter()
+            .map(|target| (String::new(), target.to_string_lossy().into_owned()))
+            .collect();
+        let bound = self::places(&life.root, &bound)
+            .map_err(|source| io_error(&config.name, "find the places of its bind mounts".into(), source))?;
+        let brought: Vec<_> = places.iter().chain(&bound).cloned().collect();
+        let external = external_mounts(&mounts, &brought).into_iter();
         let mut external_mounts: Vec<_> = external.map(|place| (place.clone(), place)).collect();
         let volumes = Record::of(config)?.volumes.into_iter().filter_map(|volume| {
             let named = |(name, _): &&(String, String)| *name == volume.name;

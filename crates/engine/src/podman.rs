@@ -5,6 +5,7 @@
 
 mod adoption;
 mod arrival;
+mod binds;
 mod command;
 pub(crate) mod definition;
 mod image;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::ServiceName;
+use godwit_names::{ServiceName, VolumeName};
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
@@ -108,7 +109,18 @@ impl Podman {
 /// It is not understood.
 pub fn passed_on(definition: &serde_json::Value, id: &str) -> io::Result<Option<serde_json::Value>> {
     let told = Definition::told(definition)?;
-    Ok(told.objections(id).is_empty().then(|| told.of_no_node().value()))
+    Ok(told.objections(id, &[]).is_empty().then(|| told.of_no_node().value()))
+}
+
+/// A definition with volumes of Podman's in the place of what it has of a node at these targets.
+///
+/// # Errors
+/// It is not understood.
+pub fn with_volumes(
+    definition: &serde_json::Value,
+    volumes: &[(VolumeName, PathBuf)],
+) -> io::Result<serde_json::Value> {
+    Ok(Definition::told(definition)?.of_no_node().with_volumes(volumes).value())
 }
 
 #[async_trait]
@@ -124,8 +136,9 @@ impl Keeps for Podman {
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError> {
         let (_, definition) = self.kept(config)?;
         let volumes = definition.volumes_and_targets();
+        let bound = definition.binds().into_iter().map(|mount| mount.target).collect();
         let masked = definition.masked().into_iter().map(str::to_owned).collect();
-        Ok(Inside { volumes, masked })
+        Ok(Inside { volumes, bound, masked })
     }
 
     async fn find_one(
@@ -174,7 +187,7 @@ impl Keeps for Podman {
         is_new: bool,
     ) -> Result<Vec<String>, EngineError> {
         let (kept, definition) = self.kept(config)?;
-        let mut found = definition.objections(&kept.id);
+        let mut found = definition.objections(&kept.id, &config.mounts);
         if !is_new {
             return Ok(found);
         }

@@ -38,6 +38,7 @@ pub mod attach;
 pub mod backoff;
 pub mod binds;
 pub mod blocking;
+mod bound;
 pub mod bulk;
 pub mod checkpoint;
 pub mod converge;

@@ -67,7 +67,7 @@ pub struct Service {
     #[serde(default)]
     pub remove: bool,
     /// The engine of others that keeps its container, if one does: that has its root filesystem, its log and its restart
-    /// policy. `layers` has the ID of its image alone then, and `mounts` and `restart` say nothing.
+    /// policy. `layers` has the ID of its image alone then, `mounts` what it has of the node, and `restart` says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
     /// `NAME=VALUE` pairs for people.

@@ -15,6 +15,7 @@
 //!
 //! - [`prepare`]: layers and pages are sent ahead, and the service stays.
 //! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move. [`check`]: both, and a forecast, without a move.
+//! - [`copies`]: the tree that its files are, with those of directories of this node that go with it.
 //! - [`files`], [`logs`]: changed files and the log, while it runs and at the end.
 //! - [`deadline`]: how long a frozen service waits for the destination.
 //! - [`serve`]: pages that follow after the commit; [`rest`]: what is left to do on this node.
@@ -25,6 +26,7 @@ mod accept_queue;
 mod answer;
 mod check;
 mod commit;
+mod copies;
 mod deadline;
 mod dump;
 mod error;

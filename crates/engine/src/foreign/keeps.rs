@@ -45,6 +45,8 @@ pub(crate) struct Look {
 pub(crate) struct Inside {
     /// Its volumes, by name and place.
     pub(crate) volumes: Vec<(String, String)>,
+    /// Where it has files or directories of the node.
+    pub(crate) bound: Vec<PathBuf>,
     /// Paths that it does not see.
     pub(crate) masked: Vec<String>,
 }

@@ -37,7 +37,7 @@ pub struct Sent {
 
 /// A tree that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
-pub struct TreeSender {
+pub(super) struct TreeSender {
     root: PathBuf,
     last: Option<Snapshot>,
     /// What the receiver has of files, where it takes parts of them.
@@ -46,31 +46,31 @@ pub struct TreeSender {
 
 /// A round that is known but not sent.
 #[derive(Debug)]
-pub struct Round {
+pub(super) struct Round {
     snapshot: Snapshot,
     /// What will be sent.
-    pub changes: Changes,
+    pub(super) changes: Changes,
     /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
-    pub fn new(root: &Path) -> Self {
+    pub(super) fn new(root: &Path) -> Self {
         Self { root: root.to_path_buf(), last: None, known: None }
     }
 
     /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
     /// takes [`Hold`], [`Hole`], and files that begin with what was there.
     #[must_use]
-    pub fn by_blocks(self, hash: BlockHash) -> Self {
+    pub(super) fn by_blocks(self, hash: BlockHash) -> Self {
         Self { known: Some(Known::new(hash)), ..self }
     }
 
     /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
     /// is sent.
-    pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
+    pub(super) fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
         let snapshot = snapshot.whole()?;
         let changes = match &self.last {
@@ -125,7 +125,7 @@ impl TreeSender {
     }
 
     /// Sends a round; after an error the receiver's copy is useless.
-    pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    pub(super) fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
         round: Round,
         sink: &mut impl FnMut(Item) -> Result<(), E>,

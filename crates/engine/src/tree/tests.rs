@@ -4,6 +4,7 @@
 mod blocks;
 mod elsewhere;
 mod hostile;
+mod parts;
 mod rounds;
 
 use std::ffi::OsStr;

@@ -165,7 +165,7 @@ async fn examine(
         let refused = local.binds.foreign_objection(source, &local.node);
         let not_shared = || match on_move {
             OnMove::Shared => storage::objection(source, &open.migration, (&local.node, from)),
-            OnMove::Unsaid | OnMove::Skip => None,
+            OnMove::Unsaid | OnMove::Skip | OnMove::Copy => None,
         };
         reasons.extend(refused.or_else(not_shared));
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use godwit_criu::obstacles::Obstacle;
-use godwit_engine::{ContainerConfig, tree};
+use godwit_engine::ContainerConfig;
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, shared};
 
@@ -159,7 +159,8 @@ impl Source {
         let config = self.local.config(&self.service);
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
-        let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
+        findings.warnings.extend(self.copies()?);
+        let tree = self.tree().await?;
         let (_, round) = next_round(tree, false).await?;
         let file_bytes = round.changes.bytes();
         let answered = match self.destination.as_str() {

@@ -109,14 +109,14 @@ impl Source {
         let mut criu = self.local.criu.prepare()?;
         let mappings = self.prepare_mappings(tmpfs).await?;
         let mappings = mappings.as_deref();
-        let target = self.local.engine.dump_target(&config).await?;
+        let target = self.with_copies(self.local.engine.dump_target(&config).await?)?;
         criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
         self.local.network.bar_newcomers(&self.service).await?;
         self.step("freeze", 0, recorder.report.memory_bytes);
-        let target = self.freeze_alone(recorder, &config, listeners).await?;
+        let target = self.with_copies(self.freeze_alone(recorder, &config, listeners).await?)?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
         // waits at the destination, so that they need not wait out a retransmission.
         let cutting = Instant::now();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use godwit_criu::Version;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
-use godwit_engine::{ContainerConfig, MountKind};
+use godwit_engine::{ContainerConfig, OnMove};
 use godwit_memory::shared;
 
 use super::files::next_round;
@@ -16,6 +16,7 @@ use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
+use crate::bound;
 use crate::cpu::{cpu_flags, needed};
 use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
@@ -82,7 +83,7 @@ impl Source {
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
         let started = Instant::now();
-        let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
+        let tree = self.tree().await?;
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
@@ -227,8 +228,16 @@ impl Source {
         Ok(syncing.await??)
     }
 
-    /// The service as it is to be at the destination.
+    /// The service as it is to be at the destination: what goes of this node's directories is volumes there.
     pub(super) fn service_there(&self) -> Result<Service, SourceError> {
+        bound::with_volumes(self.service_said()?).map_err(|error| {
+            let why = format!("the definition of its container is not understood: {error}");
+            SourceError::NotEligible(vec![why])
+        })
+    }
+
+    /// The service with what was said of its move.
+    pub(super) fn service_said(&self) -> Result<Service, SourceError> {
         let network = match (&self.options.network, &self.service.network) {
             (Some(path), Attachment::Namespace(_)) => Attachment::Namespace(path.clone()),
             (Some(_), Attachment::Overlay) => {
@@ -242,11 +251,15 @@ impl Source {
         let mut there = Service { epoch: self.service.epoch + 1, network, ..self.service.clone() };
         for (at, said) in &self.options.binds {
             let mut binds = there.mounts.iter_mut().filter(|mount| mount.target == *at);
-            match binds.find_map(|mount| match &mut mount.kind {
-                MountKind::Bind { on_move, .. } => Some(on_move),
-                MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
-            }) {
+            match binds.find_map(|mount| mount.on_move()) {
                 Some(on_move) => *on_move = *said,
+                // It has come as a volume with an earlier move.
+                None if *said == OnMove::Copy
+                    && self
+                        .service
+                        .mounts
+                        .iter()
+                        .any(|mount| mount.target == *at && mount.volume().is_some()) => {}
                 None => {
                     let (name, at) = (&self.service.name, at.display());
                     let why = format!(
