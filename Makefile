@@ -101,7 +101,7 @@ test-full: ## make test in all combinations, then under eager huge pages, progra
 	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages
 	@GODWIT_PACKAGES=$(CURDIR)/$(PACKAGES) $(CLIPPY_COMPILES) scripts/timed "moves between virtual machines" \
 		$(MAKE) --no-print-directory test-machines TEST_ARGS=smoke
-	@scripts/timed "fuzz targets" cargo check --manifest-path fuzz/Cargo.toml
+	@scripts/timed "fuzz targets" $(MAKE) --no-print-directory fuzz
 	$(SAY) "all tests passed"
 
 check: ## formatting, clippy and what needs neither root nor set-up: minutes
@@ -145,6 +145,10 @@ test-engines: setup ## real services in containers of Podman, and then of Docker
 			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: files::moves watches:: \
 			manage::a_user manage::files_are manage::who manage::figures $(TEST_ARGS)" || exit 1; \
 	done
+
+.PHONY: fuzz
+fuzz: ## each fuzz target for FUZZ_SECONDS (60); minutes (as root, on a machine that may break)
+	@scripts/fuzz $(FUZZ_TARGETS)
 
 .PHONY: test-criu
 test-criu: ## CRIU's own tests with godwit's patches and without, compared; a quarter of an hour (as root)

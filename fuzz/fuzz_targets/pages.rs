@@ -42,7 +42,7 @@ fuzz_target!(|input: Input<'_>| match input {
             }
             wanted.push((address, byte, before.filter(|_| as_delta)));
         }
-        let batch = Batch::decode(builder.finish(codec).into()).expect("our own");
+        let batch = Batch::decode(builder.finish(codec)).expect("our own");
         let mut wanted = wanted.into_iter();
         for run in batch.runs {
             let count = usize::try_from((run.range.end - run.range.start) / PAGE as u64).expect("few");

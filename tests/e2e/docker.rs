@@ -6,10 +6,11 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
+use godwit_lab::LabConfig;
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::docker::Dockers;
 use godwit_tests::hold::Points;
-use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
+use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
 use serde_json::Value;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
@@ -46,22 +47,34 @@ impl Cache {
 
     /// Not adopted yet.
     fn started(test: &str, more: &[&str]) -> Self {
+        Self::started_with(test, more, |_| {})
+    }
+
+    /// The same, with a change to the lab.
+    fn started_with(test: &str, more: &[&str], change: impl FnOnce(&mut LabConfig)) -> Self {
+        let cache = Self::with_image(test, change);
+        let mut words = vec!["run", "--detach", "--name", "cache"];
+        words.extend(more);
+        words.extend(cache.preset.env.iter().flat_map(|entry| ["--env", entry]));
+        words.extend(cache.preset.user.iter().flat_map(|user| ["--user", user]));
+        words.push(IMAGE);
+        words.extend(cache.preset.command.iter().map(String::as_str));
+        cache.docker("a", &words);
+        cache
+    }
+
+    /// Without a container.
+    fn with_image(test: &str, change: impl FnOnce(&mut LabConfig)) -> Self {
         let mut dockers = Dockers::new();
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
             dockers.equip(config);
+            change(config);
             points = Some(Points::among(config, &HELD));
         });
         dockers.start(&bed);
         let preset = bed.build(Workload::Redis);
         dockers.image(&["a"], &preset, IMAGE);
-        let mut words = vec!["run", "--detach", "--name", "cache"];
-        words.extend(more);
-        words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
-        words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
-        words.push(IMAGE);
-        words.extend(preset.command.iter().map(String::as_str));
-        dockers.done("a", &words);
         Self { dockers, bed, points: points.unwrap(), preset }
     }
 
@@ -262,13 +275,10 @@ fn a_container_of_a_plain_docker_run_leaves_dockers_network_and_keeps_its_publis
 #[test]
 fn what_cannot_move_is_refused_by_name_and_stays_dockers() {
     let cache = Cache::up("dock-refuses", &[]);
-    let dir = cache.bed.scratch().to_str().unwrap().to_owned();
-    let bind = format!("{dir}:/data");
     let sleep = [IMAGE, "/bin/sleep", "1000"];
     let first = ["run", "--detach", "--name", "first", "--network", "none", "--volume", "both:/data"];
     cache.docker("a", &[&first[..], &sleep].concat());
-    let cases: [(&str, &[&str], &str); 9] = [
-        ("bound", &["--volume", &bind], "mounted on /data"),
+    let cases: [(&str, &[&str], &str); 8] = [
         ("shared", &["--volume", "both:/data"], "another container uses its volume both"),
         ("tty", &["--tty"], "terminal"),
         ("input", &["--interactive"], "standard input"),
@@ -304,6 +314,10 @@ fn what_cannot_move_is_refused_by_name_and_stays_dockers() {
 
 #[test]
 fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_nothing_elsewhere() {
+    // The short run has the same of Podman.
+    if !tier::is_full() {
+        return;
+    }
     let cache = Cache::up("dock-ends", &["--volume", "data:/data", "--restart", "always"]);
     let mut lasting = cache.connect();
     lasting.fill(1 << 20).unwrap();
@@ -366,5 +380,102 @@ fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_noth
     wait_for("Docker on a to have nothing of it", || cache.listed("a").is_empty().then_some(()));
     wait_for("its restart policy", || (policy() == "always").then_some(()));
     lasting.call(&["PING"]).unwrap();
+    cache.down();
+}
+
+#[test]
+fn what_a_container_has_of_the_node_is_copied_or_stays_there() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let places = ["copied", "same", "own"];
+    let binds = places.map(|name| {
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+        format!("{}:/{name}", directory.path().join(name).display())
+    });
+    let mut more = vec!["--network", "none"];
+    more.extend(binds.iter().flat_map(|bind| ["--volume", bind.as_str()]));
+    let cache = Cache::started_with("dock-binds", &more, |config| {
+        let allowed = directory.path().display().to_string();
+        config.programs.serve_arguments.extend(["--allow-bind".to_owned(), allowed]);
+    });
+    let address = ADDRESS.to_string();
+    let adopt = ["adopt", "docker:cache", "--ip", &address, "--mount", "/copied=copy"];
+    let refused = cache.bed.godwit("a", &[&adopt[..], &["--mount", "/none=skip"]].concat());
+    assert!(refused.code != 0 && refused.stderr.contains("mounted at /none"), "{refused:?}");
+    cache.bed.done("a", &[&adopt[..], &["--mount", "/own=skip"]].concat());
+    let write = "echo 1 >/copied/file; echo 2 >/same/file; echo 3 >/own/file";
+    cache.docker("a", &["exec", "cache", "/bin/sh", "-c", write]);
+    let refused = cache.bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert!(refused.code == 1 && refused.stderr.contains("--mount /same=shared"), "{refused:?}");
+    let mut client = cache.connect();
+    let volumes = |node: &str| cache.docker(node, &["volume", "ls", "--quiet"]);
+    for (from, to, how) in [("a", "b", &["--mount", "/same=shared"][..]), ("b", "a", &[])] {
+        cache.bed.migrate_so("cache", from, to, how);
+        cache.is_at(to, "running");
+        client.call(&["PING"]).unwrap();
+        let read =
+            ["exec", "cache", "/bin/sh", "-c", "cat /copied/file /same/file /own/file; echo 1 >/copied/file"];
+        assert_eq!(cache.docker(to, &read), "1\n2\n3\n");
+        assert_eq!(volumes(to), "cache-copied\n");
+        wait_for("the volume to be on one node", || volumes(from).is_empty().then_some(()));
+        cache.docker(to, &["exec", "cache", "/bin/sh", "-c", "echo more >/copied/more"]);
+    }
+    assert!(!directory.path().join("copied/more").exists(), "it is no longer the container's");
+    // It starts again with what it has here.
+    cache.docker("a", &["restart", "--time", "1", "cache"]);
+    let read = ["exec", "cache", "/bin/sh", "-c", "cat /copied/more /same/file"];
+    wait_for("it to run again", || (cache.is_shown("a", "running")["state"] == "running").then_some(()));
+    assert_eq!(cache.docker("a", &read), "more\n2\n");
+    cache.down();
+}
+
+#[test]
+fn a_container_is_moved_between_its_health_checks_which_go_on() {
+    let check = ["--health-cmd", "echo checked >>/checks", "--health-interval", "250ms"];
+    let cache = Cache::up("dock-health", &check);
+    let checks = |node: &str| cache.docker(node, &["exec", "cache", "/bin/sh", "-c", "wc -l </checks"]);
+    let checks = |node: &str| checks(node).trim().parse::<u32>().unwrap();
+    let health = |node: &str| cache.inspect(node)["State"]["Health"]["Status"].as_str().map(str::to_owned);
+    wait_for("the first check", || (health("a").as_deref() == Some("healthy")).then_some(()));
+    let mut lasting = cache.connect();
+    for (from, to, mode) in
+        [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "cold"), ("b", "a", "hybrid")]
+    {
+        cache.bed.migrate_so("cache", from, to, &["--mode", mode]);
+        wait_for("a check there", || (health(to).as_deref() == Some("healthy")).then_some(()));
+        let before = checks(to);
+        wait_for("the next check", || (checks(to) > before).then_some(()));
+        lasting.call(&["PING"]).unwrap();
+    }
+    cache.down();
+}
+
+/// With the file that docs/docker.md has.
+#[test]
+fn a_service_of_a_compose_file_moves_and_is_composes_wherever_it_is() {
+    let cache = Cache::with_image("dock-compose", |_| {});
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/docker.md")).unwrap();
+    let (_, text) = page.split_once("```yaml\n").unwrap();
+    let (text, _) = text.split_once("```").unwrap();
+    assert!(text.contains("image: redis:7\n"), "{text}");
+    // Where there is no registry the image has another name, and no command of its own.
+    let own = format!("image: {IMAGE}\n    command: {:?}\n", cache.preset.command);
+    let file = cache.bed.scratch().join("compose.yaml");
+    std::fs::write(&file, text.replace("image: redis:7\n", &own)).unwrap();
+    cache.dockers.compose("a", &file, &["up", "--detach"]);
+    let address = ADDRESS.to_string();
+    cache.bed.done("a", &["adopt", "docker:cache", "--ip", &address]);
+    let mut lasting = cache.connect();
+    lasting.fill(1 << 20).unwrap();
+    cache.bed.migrate("cache", "a", "b");
+    lasting.call(&["PING"]).unwrap();
+    cache.is_at("b", "running");
+    let listed = cache.dockers.compose("b", &file, &["ps"]);
+    assert!(listed.contains("cache") && listed.contains("Up"), "{listed}");
+    assert_eq!(cache.dockers.compose("b", &file, &["exec", "-T", "cache", "sh", "-c", "echo in"]), "in\n");
+    cache.dockers.compose("b", &file, &["stop"]);
+    cache.is_shown("b", "stopped");
+    cache.dockers.compose("b", &file, &["start"]);
+    cache.is_shown("b", "running");
+    cache.connect();
     cache.down();
 }

@@ -2,157 +2,22 @@
 //! start, moved, and gone without a trace where they could not be made. Needs root, Podman and Docker.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
-use godwit_tests::docker::Dockers;
-use godwit_tests::hold::{MADE, Points, STARTED};
-use godwit_tests::podman::Podmans;
+use godwit_lab::workload::{RedisClient, RedisLoad, Workload};
+use godwit_tests::hold::{MADE, STARTED};
 use godwit_tests::victim::traces::{nothing_more, steady_traces};
-use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
+use godwit_tests::{CLIENT, PATIENCE, wait_for};
 use serde_json::Value;
 
-const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
-const IMAGE: &str = "localhost/cache:1";
+use crate::engine_nodes::{ADDRESS, Engine, IMAGE, Nodes, is_tried};
+
 /// A port of every node that leads to it.
 const PORT: u16 = 16381;
 /// Data in Redis.
 const FILL: u64 = 8 << 20;
-
-/// The engine on each node of a lab.
-enum Engine {
-    Podman(Podmans),
-    Docker(Dockers),
-}
-
-/// A lab with such an engine, and an image for it.
-struct Nodes {
-    // It ends before the lab, which ends what is in its network namespaces.
-    engine: Engine,
-    bed: Bed,
-    points: Points,
-    preset: Preset,
-}
-
-impl Nodes {
-    /// `serve` are further arguments of the daemons.
-    fn up(engine: &str, test: &str, workload: Workload, serve: &[&str]) -> Self {
-        let mut engine = match engine {
-            "podman" => Engine::Podman(Podmans::new()),
-            _ => Engine::Docker(Dockers::new()),
-        };
-        let mut points = None;
-        let bed = Bed::up_with(&format!("{}-{test}", engine.name()), |config| {
-            match &engine {
-                Engine::Podman(podmans) => podmans.equip(config),
-                Engine::Docker(dockers) => dockers.equip(config),
-            }
-            points = Some(Points::among(config, &[MADE, STARTED]));
-            config.programs.serve_arguments.extend(serve.iter().map(|word| (*word).to_owned()));
-        });
-        if let Engine::Docker(dockers) = &mut engine {
-            dockers.start(&bed);
-        }
-        let preset = bed.build(workload);
-        match &engine {
-            Engine::Podman(podmans) => podmans.image(&bed, &["a"], &preset, IMAGE),
-            Engine::Docker(dockers) => dockers.image(&["a"], &preset, IMAGE),
-        }
-        Self { engine, bed, points: points.unwrap(), preset }
-    }
-
-    fn call(&self, node: &str, words: &[&str]) -> Output {
-        match &self.engine {
-            Engine::Podman(podmans) => podmans.call(&self.bed, node, words),
-            Engine::Docker(dockers) => dockers.call(node, words),
-        }
-    }
-
-    /// Has the engine of a node do this; what it printed.
-    fn own(&self, node: &str, words: &[&str]) -> String {
-        let output = self.call(node, words);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{} {words:?} on {node}: {said}", self.engine.name());
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// All that a container has written.
-    fn log(&self, node: &str, name: &str) -> String {
-        let output = self.call(node, &["logs", name]);
-        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
-    }
-
-    /// The words of `godwit run` for the service `cache`.
-    fn words<'a>(&'a self, image: &'a str, more: &[&'a str], command: &[&'a str]) -> Vec<&'a str> {
-        let mut words = vec!["run", "--engine", self.engine.name(), "--name", "cache", "--image", image];
-        words.extend(["--ip", "10.88.0.10"]);
-        words.extend(more);
-        words.push("--");
-        words.extend(command);
-        words
-    }
-
-    /// The containers of a node's engine, and in which state they are.
-    fn listed(&self, node: &str) -> String {
-        if matches!(self.engine, Engine::Docker(_)) {
-            return self.own(node, &["ps", "--all", "--format", "{{.Names}} {{.State}}"]);
-        }
-        // Podman has another state for a format.
-        let all: Vec<Value> =
-            serde_json::from_str(&self.own(node, &["ps", "--all", "--format", "json"])).unwrap();
-        let text = |value: &Value| value.as_str().unwrap().to_owned();
-        all.iter().map(|of| text(&of["Names"][0]) + " " + &text(&of["State"]) + "\n").collect()
-    }
-
-    /// One engine has it, in this state, and the other does not.
-    fn is_at(&self, node: &str, state: &str) {
-        let other = if node == "a" { "b" } else { "a" };
-        let wanted = (format!("cache {state}\n"), String::new());
-        wait_for(&format!("{} on {node} alone to have it {state}", self.engine.name()), || {
-            ((self.listed(node), self.listed(other)) == wanted).then_some(())
-        });
-    }
-
-    /// godwit has it in this state.
-    fn is_shown(&self, node: &str, state: &str) -> Value {
-        wait_for(&format!("godwit to show it {state}"), || {
-            let shown: Value = self.bed.json(node, &["inspect", "cache"]);
-            (shown["state"] == state).then_some(shown)
-        })
-    }
-
-    fn inspect(&self, node: &str) -> Value {
-        let all: Value = serde_json::from_str(&self.own(node, &["container", "inspect", "cache"])).unwrap();
-        all[0].clone()
-    }
-
-    fn connect(&self) -> RedisClient {
-        RedisClient::connect(self.bed.lab(), CLIENT, self.preset.at(ADDRESS), PATIENCE).unwrap()
-    }
-
-    fn down(self) {
-        match &self.engine {
-            Engine::Podman(podmans) => podmans.clear(&self.bed),
-            Engine::Docker(dockers) => dockers.clear(),
-        }
-    }
-}
-
-impl Engine {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Podman(_) => "podman",
-            Self::Docker(_) => "docker",
-        }
-    }
-}
-
-/// Each is tried with both engines, and in the short run with one.
-fn is_tried(engine: &str, in_short: &str) -> bool {
-    tier::is_full() || engine == in_short
-}
 
 #[test]
 fn redis_that_podman_was_told_to_make_moves_and_is_podmans_wherever_it_is() {
@@ -206,6 +71,9 @@ fn made_and_moved(engine: &str) {
     // Plain commands, there.
     assert_eq!(nodes.own(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
     assert_eq!(nodes.bed.done(here, &["exec", "cache", "/bin/sh", "-c", "echo inside"]), "inside\n");
+    let words =
+        ["exec", "--env", "KEY=a\nb", "--env", "WORD=c d", "cache", "/bin/sh", "-c", "echo \"$KEY $WORD\""];
+    assert_eq!(nodes.bed.done(here, &words), "a\nb c d\n");
     assert_eq!(nodes.inspect(here)["Config"]["Labels"]["tier"], "x");
     let refused = nodes.bed.godwit(here, &["logs", "cache"]);
     assert!(refused.stderr.contains(&format!("{engine} logs")), "{refused:?}");

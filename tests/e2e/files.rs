@@ -93,6 +93,17 @@ fn moves_keep_every_file_of_a_volume_that_began_with_what_the_image_has_there() 
     every_file_moves("files-volume", &["-v", "data:/data"]);
 }
 
+#[test]
+fn moves_keep_every_file_of_a_directory_of_the_node_that_is_copied() {
+    // Of the node's, on whatever filesystem it has for such.
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    lay_out(&directory.path().join("data"));
+    let flag = format!("{}:/data:move=copy", directory.path().join("data").display());
+    every_file_moves("files-copied", &["-v", &flag]);
+    let stays = directory.path().join("data/kept");
+    assert_eq!(fs::read_to_string(stays).unwrap(), "kept of the layer\n", "it is the user's");
+}
+
 fn every_file_moves(test: &str, flags: &[&str]) {
     let bed = Bed::up(test);
     let preset = bed.build(Workload::Python);
@@ -120,12 +131,23 @@ fn every_file_moves(test: &str, flags: &[&str]) {
 
 #[test]
 fn of_files_that_are_written_all_the_time_only_blocks_cross_while_the_service_is_frozen() {
+    only_blocks_cross("database", &[]);
+}
+
+#[test]
+fn of_files_in_a_directory_of_the_node_only_blocks_cross_too() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    only_blocks_cross("bind-base", &["-v", &format!("{}:/data:move=copy", directory.path().display())]);
+    assert!(directory.path().join("table").exists());
+}
+
+fn only_blocks_cross(test: &str, flags: &[&str]) {
     // The size of the table, of which a few hundred blocks are written in a second.
     const TABLE: u64 = 64 << 20;
-    let bed = Bed::up("database");
+    let bed = Bed::up(test);
     let preset = bed.build(Workload::Python);
     fs::write(preset.rootfs.join("program.py"), include_str!("../programs/database.py")).unwrap();
-    bed.run("a", "database", DATABASE, &preset, &[]);
+    bed.run("a", "database", DATABASE, &preset, flags);
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(DATABASE, 7000)));
     let writes = |answer: &str| answer.trim_end().strip_prefix("right ").map(|writes| writes.parse::<u64>());
     let mut before = 0;

@@ -146,3 +146,91 @@ fn each_layer_travels_once_to_a_node() {
     travelled("second", "a", "b", base + top);
     whole(second, "second\n");
 }
+
+/// Layers of an image, each with a file of its number.
+const MANY: usize = 6;
+/// Bytes of each.
+const EACH: usize = 3 << 20;
+
+#[test]
+fn many_layers_cross_at_once_and_are_told_in_advance_and_a_damaged_one_ends_the_move() {
+    let bed = Bed::up("layers");
+    let preset = bed.build(Workload::Busybox);
+    let (layout, bundle) = (bed.scratch().join("layout"), bed.scratch().join("bundle"));
+    let tag = format!("{}:latest", layout.display());
+    tool("umoci", &["init", "--layout", layout.to_str().unwrap()]);
+    tool("umoci", &["new", "--image", &tag]);
+    for number in 0..MANY {
+        layer(&tag, &bundle, |root| {
+            if number == 0 {
+                let sources = format!("{}/.", preset.rootfs.display());
+                tool("cp", &["-a", &sources, root.to_str().unwrap()]);
+                fs::create_dir(root.join("www")).unwrap();
+            }
+            fs::write(root.join(format!("www/{number}")), noise(EACH)).unwrap();
+        });
+    }
+    tool(
+        "umoci",
+        &[
+            "config",
+            "--image",
+            &tag,
+            "--config.workingdir",
+            "/www",
+            "--config.cmd",
+            "httpd",
+            "--config.cmd",
+            "-f",
+        ],
+    );
+    let address = ADDRESS.to_string();
+    bed.done("a", &["run", "--name", "many", "--ip", &address, "--image", layout.to_str().unwrap()]);
+    let whole = || {
+        for number in 0..MANY {
+            assert_eq!(get(&bed, ADDRESS, &format!("/{number}")).len(), EACH);
+        }
+    };
+    whole();
+
+    // One blob of the source's is damaged on its disk, in the middle of the others: the move ends, and b keeps what is whole.
+    let blobs = bed.lab().state("a").unwrap().join("images/blobs/sha256");
+    let layers: serde_json::Value = bed.json("a", &["inspect", "many"]);
+    let third = layers["layers"][2].as_str().unwrap().strip_prefix("sha256:").unwrap().to_owned();
+    let (blob, good) = (blobs.join(&third), fs::read(blobs.join(&third)).unwrap());
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 1;
+    fs::write(&blob, &bad).unwrap();
+    let said = bed.godwit("a", &["migrate", "many", "--to", "b"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.stderr.contains("stays on a") && said.stderr.contains(&third), "{said:?}");
+    let there = bed.lab().state("b").unwrap().join("images");
+    // Others that were under way come to their end.
+    let tmp = there.join("tmp");
+    wait_for("nothing half-made", || (fs::read_dir(&tmp).unwrap().count() == 0).then_some(()));
+    assert!(
+        !there.join("layers/sha256").join(&third).exists()
+            && !there.join("blobs/sha256").join(&third).exists()
+    );
+    whole();
+
+    fs::write(&blob, &good).unwrap();
+    let lacking = MANY - fs::read_dir(there.join("layers/sha256")).unwrap().count();
+    let said = bed.godwit("a", &["migrate", "many", "--to", "b"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let words = format!("b lacks {lacking} of {MANY} layers of {}, ", layout.display());
+    assert!(said.stderr.contains(&words), "{words}: {said:?}");
+    assert!(said.stderr.find(&words) < said.stderr.find("layers ("), "in advance: {said:?}");
+    whole();
+
+    // As JSON it is an event of its own, before the first step that follows.
+    bed.done("b", &["image", "prune"]);
+    let said = bed.godwit("b", &["--json", "migrate", "many", "--to", "a"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let events: Vec<serde_json::Value> =
+        said.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<_> = events.iter().filter(|event| event["event"] == "layers").collect();
+    assert_eq!(told.len(), 1, "{said:?}");
+    let layers = &told[0]["layers"];
+    assert_eq!((&layers["node"], &layers["layers"], &layers["of"]), (&"a".into(), &0.into(), &MANY.into()));
+}

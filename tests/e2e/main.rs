@@ -15,6 +15,8 @@ mod connections;
 mod demo;
 mod docker;
 mod doctored;
+mod engine_faults;
+mod engine_nodes;
 mod engine_run;
 mod failures_cancel;
 mod failures_criu;

@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
+use godwit_lab::LabConfig;
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::hold::Points;
 use godwit_tests::podman::Podmans;
@@ -39,10 +40,16 @@ impl Cache {
 
     /// Not adopted yet.
     fn started(test: &str, more: &[&str]) -> Self {
+        Self::started_with(test, more, |_| {})
+    }
+
+    /// The same, with a change to the lab.
+    fn started_with(test: &str, more: &[&str], change: impl FnOnce(&mut LabConfig)) -> Self {
         let podmans = Podmans::new();
         let mut points = None;
         let bed = Bed::up_with(test, |config| {
             podmans.equip(config);
+            change(config);
             points = Some(Points::among(config, &HELD));
         });
         let preset = bed.build(Workload::Redis);
@@ -444,8 +451,6 @@ fn volumes_move_with_their_container_and_stay_when_it_is_removed() {
 #[test]
 fn what_cannot_move_is_refused_by_name_and_stays_podmans() {
     let cache = Cache::up("pod-refuses", &[]);
-    let dir = cache.bed.scratch().to_str().unwrap().to_owned();
-    let bind = format!("{dir}:/data");
     cache.podman("a", &["volume", "create", "--opt", "type=tmpfs", "--opt", "device=tmpfs", "odd"]);
     cache.podman(
         "a",
@@ -463,8 +468,7 @@ fn what_cannot_move_is_refused_by_name_and_stays_podmans() {
             "1000",
         ],
     );
-    let cases: [(&str, &[&str], &str); 9] = [
-        ("bound", &["--volume", &bind], "mounted on /data"),
+    let cases: [(&str, &[&str], &str); 8] = [
         ("volume", &["--volume", "odd:/data"], "without options"),
         ("shared", &["--volume", "both:/data"], "another container uses its volume both"),
         ("tty", &["--tty"], "terminal"),
@@ -493,5 +497,50 @@ fn what_cannot_move_is_refused_by_name_and_stays_podmans() {
     cache.podman("a", &["stop", "--time", "0", "pids"]);
     let refused = cache.bed.godwit("a", &["adopt", "podman:pids"]);
     assert!(refused.code == 1 && refused.stderr.contains("does not run"), "{refused:?}");
+    cache.down();
+}
+
+#[test]
+fn what_a_container_has_of_the_node_is_copied_or_stays_there() {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let places = ["copied", "same", "own"];
+    let binds = places.map(|name| {
+        std::fs::create_dir(directory.path().join(name)).unwrap();
+        format!("{}:/{name}", directory.path().join(name).display())
+    });
+    let mut more = vec!["--network", "none"];
+    more.extend(binds.iter().flat_map(|bind| ["--volume", bind.as_str()]));
+    let cache = Cache::started_with("pod-binds", &more, |config| {
+        let allowed = directory.path().display().to_string();
+        config.programs.serve_arguments.extend(["--allow-bind".to_owned(), allowed]);
+    });
+    let address = ADDRESS.to_string();
+    let adopt = ["adopt", "podman:cache", "--ip", &address, "--mount", "/copied=copy"];
+    let refused = cache.bed.godwit("a", &[&adopt[..], &["--mount", "/none=skip"]].concat());
+    assert!(refused.code != 0 && refused.stderr.contains("mounted at /none"), "{refused:?}");
+    cache.bed.done("a", &[&adopt[..], &["--mount", "/own=skip"]].concat());
+    let write = "echo 1 >/copied/file; echo 2 >/same/file; echo 3 >/own/file";
+    cache.podman("a", &["exec", "cache", "/bin/sh", "-c", write]);
+    let refused = cache.bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert!(refused.code == 1 && refused.stderr.contains("--mount /same=shared"), "{refused:?}");
+    let mut client = cache.connect();
+    let volumes = |node: &str| cache.podman(node, &["volume", "ls", "--quiet"]);
+    for (from, to, how) in [("a", "b", &["--mount", "/same=shared"][..]), ("b", "a", &[])] {
+        cache.bed.migrate_so("cache", from, to, how);
+        cache.is_at(to, "running");
+        client.call(&["PING"]).unwrap();
+        let read =
+            ["exec", "cache", "/bin/sh", "-c", "cat /copied/file /same/file /own/file; echo 1 >/copied/file"];
+        assert_eq!(cache.podman(to, &read), "1\n2\n3\n");
+        assert_eq!(volumes(to), "cache-copied\n");
+        wait_for("the volume to be on one node", || volumes(from).is_empty().then_some(()));
+        cache.podman(to, &["exec", "cache", "/bin/sh", "-c", "echo more >/copied/more"]);
+    }
+    assert!(!directory.path().join("copied/more").exists(), "it is no longer the container's");
+    // It starts again with what it has here.
+    cache.podman("a", &["restart", "--time", "1", "cache"]);
+    let read = ["exec", "cache", "/bin/sh", "-c", "cat /copied/more /same/file"];
+    wait_for("it to run again", || (cache.is_shown("a", "running")["state"] == "running").then_some(()));
+    assert_eq!(cache.podman("a", &read), "more\n2\n");
     cache.down();
 }

@@ -1,5 +1,5 @@
 //! Images from a registry of Debian's `docker-registry`, with credentials: pulled once, run, moved, removed; and what is
-//! refused. Needs root.
+//! refused. Layers that a destination fetches from it itself. Needs root.
 
 use std::{
     fs,
@@ -12,37 +12,47 @@ use std::{
 };
 
 use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, PATIENCE, Said, wait_for};
+use godwit_tests::{Bed, CLIENT, PATIENCE, Report, Said, programs, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 85);
 /// `user:secret`, for htpasswd by bcrypt, and as clients send it.
 const HASHED: &str = "user:$2b$12$c9tazPu9x/VzDEneTCzBIOY3FMlevoRo4OOGhAJc4XVehPCx6sZyi\n";
 const SENT: &str = "dXNlcjpzZWNyZXQ=";
 
-/// A registry on this machine; it ends with the test.
-struct Registry {
+/// A registry on this machine, or on the client host of the lab; it ends with the test.
+struct Registry<'a> {
     child: Child,
+    /// The lab on whose client host it is.
+    on_client: Option<&'a Bed>,
     /// HOST:PORT.
     address: String,
     data: PathBuf,
     authfile: PathBuf,
 }
 
-impl Registry {
+impl<'a> Registry<'a> {
     fn start(bed: &Bed) -> Self {
-        let home = bed.scratch().join("registry");
+        Self::begin(bed, Command::new("docker-registry"), "127.0.0.1:0", None)
+    }
+
+    /// Where nodes reach it.
+    fn start_on_client(bed: &'a Bed, address: &str) -> Self {
+        Self::begin(bed, bed.on_client("docker-registry"), address, Some(bed))
+    }
+
+    fn begin(bed: &Bed, mut command: Command, listen: &str, on_client: Option<&'a Bed>) -> Self {
+        let home = bed.scratch().join(format!("registry-{listen}"));
         let data = home.join("data");
         fs::create_dir_all(&data).unwrap();
         fs::write(home.join("htpasswd"), HASHED).unwrap();
         let config = serde_json::json!({
             "version": "0.1", "log": {"level": "info", "formatter": "json"},
             "storage": {"filesystem": {"rootdirectory": data}},
-            "http": {"addr": "127.0.0.1:0"},
+            "http": {"addr": listen},
             "auth": {"htpasswd": {"realm": "test", "path": home.join("htpasswd")}},
         });
         // JSON is YAML.
         fs::write(home.join("config.yml"), config.to_string()).unwrap();
-        let mut command = Command::new("docker-registry");
         command.arg("serve").arg(home.join("config.yml")).env("OTEL_TRACES_EXPORTER", "none");
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
@@ -54,7 +64,7 @@ impl Registry {
         let authfile = home.join("auth.json");
         let auths = serde_json::json!({"auths": {&address: {"auth": SENT}}});
         fs::write(&authfile, auths.to_string()).unwrap();
-        Self { child, address, data, authfile }
+        Self { child, on_client, address, data, authfile }
     }
 
     fn reference(&self, name: &str) -> String {
@@ -65,15 +75,26 @@ impl Registry {
     fn push(&self, source: &str, name: &str) {
         let authfile = format!("--dest-authfile={}", self.authfile.display());
         let target = format!("docker://{}", self.reference(name));
-        tool(
-            "skopeo",
-            &["copy", "--all", "--dest-tls-verify=false", &authfile, &format!("oci:{source}"), &target],
-        );
+        let skopeo = self.on_client.map_or_else(|| Command::new("skopeo"), |bed| bed.on_client("skopeo"));
+        let source = format!("oci:{source}");
+        succeeds(skopeo, &["copy", "--all", "--dest-tls-verify=false", &authfile, &source, &target]);
     }
 
     /// `flags` that reach it, after a verb.
     fn reached(&self) -> [String; 2] {
         ["--tls-verify=false".into(), format!("--authfile={}", self.authfile.display())]
+    }
+
+    /// The blobs on its disk, with their sizes.
+    fn blobs(&self) -> Vec<(u64, PathBuf)> {
+        let mut blobs = Vec::new();
+        for entry in fs::read_dir(self.data.join("docker/registry/v2/blobs/sha256")).unwrap() {
+            for blob in fs::read_dir(entry.unwrap().path()).unwrap() {
+                let data = blob.unwrap().path().join("data");
+                blobs.push((fs::metadata(&data).unwrap().len(), data));
+            }
+        }
+        blobs
     }
 
     fn stop(&mut self) {
@@ -82,7 +103,7 @@ impl Registry {
     }
 }
 
-impl Drop for Registry {
+impl Drop for Registry<'_> {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();
@@ -90,14 +111,29 @@ impl Drop for Registry {
     }
 }
 
+/// Makes a blob another than its name says.
+fn spoil((length, path): &(u64, PathBuf)) {
+    let blob = fs::File::options().write(true).open(path).unwrap();
+    blob.write_all_at(b"not what was pushed", length / 2).unwrap();
+}
+
 fn tool(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    succeeds(Command::new(program), arguments)
+}
+
+fn succeeds(mut command: Command, arguments: &[&str]) -> String {
+    let output = command.args(arguments).output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Makes a layout with two images, `1` and `2`, that have their lower layer in common.
 fn layout(bed: &Bed) -> PathBuf {
+    layout_of(bed, &["1", "2"], 0)
+}
+
+/// The same with these images, each of which has so many bytes in its upper layer that nothing can compress.
+fn layout_of(bed: &Bed, versions: &[&str], noise: usize) -> PathBuf {
     let preset = bed.build(Workload::Busybox);
     let layout = bed.scratch().join("layout");
     let path = layout.to_str().unwrap();
@@ -129,9 +165,14 @@ fn layout(bed: &Bed) -> PathBuf {
             "-f",
         ],
     );
-    for version in ["1", "2"] {
+    for version in versions {
         tool("umoci", &["tag", "--image", &base, version]);
-        from(&format!("{path}:{version}"), &|root| fs::write(root.join("www/version"), version).unwrap());
+        from(&format!("{path}:{version}"), &|root| {
+            fs::write(root.join("www/version"), version).unwrap();
+            let mut bytes = vec![0; noise];
+            fs::File::open("/dev/urandom").unwrap().read_exact(&mut bytes).unwrap();
+            fs::write(root.join("www/noise"), bytes).unwrap();
+        });
     }
     layout
 }
@@ -301,15 +342,8 @@ fn a_layer_that_lies_is_refused() {
     let registry = Registry::start(&bed);
     registry.push(&format!("{}:1", layout.display()), "web:1");
     // The registry hands out what it has on its disk.
-    let mut largest = (0, PathBuf::new());
-    for entry in fs::read_dir(registry.data.join("docker/registry/v2/blobs/sha256")).unwrap() {
-        for blob in fs::read_dir(entry.unwrap().path()).unwrap() {
-            let data = blob.unwrap().path().join("data");
-            largest = largest.max((fs::metadata(&data).unwrap().len(), data));
-        }
-    }
-    let blob = fs::File::options().write(true).open(largest.1).unwrap();
-    blob.write_all_at(b"not what was pushed", largest.0 / 2).unwrap();
+    let largest = registry.blobs().into_iter().max().unwrap();
+    spoil(&largest);
     let [plain, authfile] = registry.reached();
     let (said, left) = godwit(&bed, &["run", &plain, &authfile, &registry.reference("web:1")]);
     assert!(said.code == 125 && said.stderr.contains("Digest did not match"), "{said:?}");
@@ -406,4 +440,101 @@ fn a_pull_that_is_interrupted_leaves_nothing() {
         other => panic!("skopeo is still there: {other:?}"),
     }
     assert_eq!(bed.done("a", &["images"]).lines().count(), 1);
+}
+
+/// Bytes of an upper layer.
+const NOISE: usize = 6 << 20;
+
+#[test]
+fn a_destination_fetches_layers_from_a_registry_that_it_may_ask_and_has_the_others_from_the_source() {
+    let home = tempfile::tempdir().unwrap();
+    let (containers, authfile) = (home.path().join(".config/containers"), home.path().join("auth.json"));
+    fs::create_dir_all(&containers).unwrap();
+    let (mut allowed, mut other) = (String::new(), String::new());
+    let bed = Bed::up_with("fetches", |config| {
+        let client = config.address(CLIENT).unwrap();
+        (allowed, other) = (format!("{client}:5000"), format!("{client}:5001"));
+        config.programs.serve_arguments.extend(["--pull-layers".to_owned(), allowed.clone()]);
+        // What root of a machine has for its registries, here for the nodes alone.
+        let plain = |address: &str| format!("[[registry]]\nlocation = \"{address}\"\ninsecure = true\n");
+        fs::write(containers.join("registries.conf"), plain(&allowed) + &plain(&other)).unwrap();
+        fs::write(&authfile, serde_json::json!({"auths": {&allowed: {"auth": SENT}}}).to_string()).unwrap();
+        for (name, path) in [("HOME", home.path()), ("REGISTRY_AUTH_FILE", &authfile)] {
+            config.programs.serve_environment.push((name.into(), path.to_str().unwrap().into()));
+        }
+    });
+    let versions = ["1", "2", "3", "4", "5"];
+    let layout = layout_of(&bed, &versions, NOISE);
+    index(&layout, "multi", true);
+    let mut registry = Registry::start_on_client(&bed, &allowed);
+    let mut unlisted = Registry::start_on_client(&bed, &other);
+    let run = |registry: &Registry<'_>, source: &str, name: &str, last: u8| {
+        registry.push(&format!("{}:{source}", layout.display()), &format!("web:{source}"));
+        let address = Ipv4Addr::new(10, 88, 0, last);
+        let mut godwit = bed.lab().command(CLIENT, programs().join("godwit")).unwrap();
+        godwit.env("GODWIT_LAB", bed.lab().name()).env("GODWIT_NODE", "a").stdin(Stdio::null());
+        let [plain, authfile] = registry.reached();
+        let image = registry.reference(&format!("web:{source}"));
+        let ip = address.to_string();
+        succeeds(godwit, &["run", &plain, &authfile, "--name", name, "--ip", &ip, &image]);
+        address
+    };
+    let noise = u64::try_from(NOISE).unwrap();
+    let moved = |name: &str, from: &str, to: &str, address: Ipv4Addr, serves: &str| -> Report {
+        let report = bed.migrate(name, from, to);
+        wait_for("the server", || (version(&bed, address) == serves).then_some(()));
+        let tmp = bed.lab().state(to).unwrap().join("images/tmp");
+        assert_eq!(fs::read_dir(&tmp).unwrap().count(), 0, "nothing half-made is left");
+        println!(
+            "{name}: {} bytes from the registry, {} from the source",
+            report.layers_from_registry_bytes, report.layers_from_source_bytes
+        );
+        report
+    };
+    let from_registry = |report: &Report| {
+        assert_eq!(report.layers_from_source_bytes, 0, "{report:?}");
+        assert!(report.file_bytes < noise && report.layers_from_registry_bytes > noise, "{report:?}");
+        report.layers_from_registry_bytes
+    };
+    let from_source = |report: &Report| {
+        assert_eq!(report.layers_from_registry_bytes, 0, "{report:?}");
+        assert!(report.file_bytes > noise && report.layers_from_source_bytes > noise, "{report:?}");
+    };
+
+    let doctor = bed.godwit("b", &["doctor"]);
+    assert!(doctor.stdout.contains("skopeo version"), "{doctor:?}");
+    let first = run(&registry, "1", "first", 100);
+    let said = bed.godwit("a", &["check", "first", "--to", "b"]);
+    assert!(matches!(said.code, 0 | 2), "{said:?}");
+    assert_eq!(bed.done("b", &["image", "ls", "--layers"]).lines().count(), 1, "a check fetches nothing");
+    let whole = from_registry(&moved("first", "a", "b", first, "1"));
+    let back = moved("first", "b", "a", first, "1");
+    assert_eq!(back.layers_from_registry_bytes + back.layers_from_source_bytes, 0, "{back:?}");
+    // The lower layer is there, and the upper one is fetched ahead.
+    let second = run(&registry, "2", "second", 101);
+    let said = bed.godwit("a", &["--json", "prepare", "second", "--to", "b"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let upper = from_registry(&said.report());
+    assert!(upper < whole, "{upper} of {whole}");
+    let after = moved("second", "a", "b", second, "2");
+    assert_eq!(after.layers_from_registry_bytes + after.layers_from_source_bytes, 0, "{after:?}");
+    // What the registry has is an index.
+    bed.done("b", &["image", "prune"]);
+    let multi = run(&registry, "multi", "multi", 102);
+    from_registry(&moved("multi", "a", "b", multi, "1"));
+
+    // A registry that lies, one that is not allowed, and one that is gone.
+    let third = run(&registry, "3", "third", 103);
+    registry.blobs().iter().filter(|(bytes, _)| *bytes > noise).for_each(spoil);
+    from_source(&moved("third", "a", "b", third, "3"));
+    let fourth = run(&unlisted, "4", "fourth", 104);
+    unlisted.stop();
+    let listener = bed.lab().inside(CLIENT, || TcpListener::bind(&other).unwrap()).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    from_source(&moved("fourth", "a", "b", fourth, "4"));
+    let asked = listener.accept().map(|(_, from)| from);
+    assert_eq!(asked.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was not contacted");
+    let fifth = run(&registry, "5", "fifth", 105);
+    registry.stop();
+    from_source(&moved("fifth", "a", "b", fifth, "5"));
 }

@@ -217,12 +217,12 @@ fn what_becomes_of_a_bind_mount_is_said_and_shared_storage_is_tried() {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("file"), "").unwrap();
     let _connection = bound(&bed, &source);
-    let words = ["mounted at /bound", "--mount /bound=skip", "--mount /bound=shared"];
+    let words = ["mounted at /bound", "--mount /bound=skip", "--mount /bound=shared", "--mount /bound=copy"];
     refused(&bed, "a", &["migrate", "bound", "--to", "b"], &words);
     let move_it = |from: &str, to: &str, what: &str| {
         bed.godwit(from, &["migrate", "bound", "--to", to, "--mount", &format!("/bound{what}")])
     };
-    assert_eq!(move_it("a", "b", "=copy").code, 2);
+    assert_eq!(move_it("a", "b", "=all").code, 2);
     let said = move_it("a", "b", "ed=skip");
     assert!(said.code == 1 && said.stderr.contains("no bind mount at /bounded"), "{said:?}");
     // Nodes of a lab share their files: it is what it is said to be, and nothing is left of the trial.
@@ -244,4 +244,87 @@ fn what_becomes_of_a_bind_mount_is_said_and_shared_storage_is_tried() {
     );
     let said = move_it("a", "b", "=skip");
     assert_eq!(said.code, 0, "{said:?}");
+}
+
+#[test]
+fn the_files_of_a_bind_mount_go_with_the_service_as_a_volume_and_the_directory_stays() {
+    // The destination allows no directory of its own: it needs none.
+    let bed = Bed::up("bind-copy");
+    let source = bed.scratch().join("bound");
+    fs::create_dir_all(source.join("deep")).unwrap();
+    fs::write(source.join("deep/file"), "of the node").unwrap();
+    let _connection = bound(&bed, &source);
+    let copy = ["migrate", "bound", "--to", "b", "--mount", "/bound=copy"];
+    let check = ["check", "bound", "--to", "b", "--mount", "/bound=copy"];
+
+    // What is mounted in it would not go.
+    let none = None::<&str>;
+    nix::mount::mount(none, &source.join("deep"), Some("tmpfs"), nix::mount::MsFlags::empty(), none).unwrap();
+    let words = ["cannot be copied", "another filesystem is mounted in it", "bound/deep"];
+    refused(&bed, "a", &check, &words);
+    refused(&bed, "a", &copy, &words);
+    nix::mount::umount(&source.join("deep")).unwrap();
+    // Nor does anything else than what the service has.
+    let away = source.with_extension("away");
+    fs::rename(&source, &away).unwrap();
+    fs::create_dir(&source).unwrap();
+    refused(&bed, "a", &copy, &["something else is at that path now"]);
+    fs::remove_dir(&source).unwrap();
+    fs::rename(&away, &source).unwrap();
+    // A volume of the name is somebody else's, on either node.
+    for node in ["a", "b"] {
+        bed.done(node, &["volume", "create", "bound-bound"]);
+        refused(&bed, "a", &copy, &["volume bound-bound", "godwit volume rm bound-bound"]);
+        bed.done(node, &["volume", "rm", "bound-bound"]);
+    }
+
+    let said = bed.check("a", &check[1..]);
+    assert!(said.stdout.contains("go with it, as volume bound-bound at /bound"), "{said:?}");
+    let said = bed.godwit("a", &copy);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(volumes(&bed, "b"), named("bound-bound", "bound"));
+    let there = path(&bed, "b", "bound-bound").join("deep/file");
+    assert_eq!(fs::read_to_string(&there).unwrap(), "of the node");
+    fs::write(&there, "of the service").unwrap();
+    assert_eq!(fs::read_to_string(source.join("deep/file")).unwrap(), "of the node");
+    assert!(bed.done("a", &["events"]).contains("the directory stays here as it is"));
+
+    // From then on it is a volume, whatever is said of a copy.
+    let said = bed.godwit("b", &["migrate", "bound", "--to", "a", "--mount", "/bound=copy"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(volumes(&bed, "a"), named("bound-bound", "bound"));
+    bed.done("a", &["restart", "bound"]);
+    bed.done("a", &["rm", "--force", "bound"]);
+    assert_eq!(volumes(&bed, "a"), named("bound-bound", ""));
+    let here = path(&bed, "a", "bound-bound").join("deep/file");
+    assert_eq!(fs::read_to_string(here).unwrap(), "of the service");
+    assert_eq!(fs::read_to_string(source.join("deep/file")).unwrap(), "of the node");
+}
+
+#[test]
+fn a_copy_of_a_bind_mount_that_is_not_committed_leaves_all_as_it_was() {
+    let test = "bind-early";
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::write(directory.path().join("file"), test).unwrap();
+    let flag = format!("{}:/bound:ro,move=copy", directory.path().display());
+    let victim = Victim::up_with(test, |_, _| {}, |_| ["-v", &flag].map(str::to_owned).into());
+    let attempt = victim.begin_and_hold("destination.restored");
+    let volume = format!("{NAME}-bound");
+    let copy = path(&victim.bed, "b", &volume).join("file");
+    assert_eq!(fs::read_to_string(copy).unwrap(), test);
+    victim.bed.lab().stop_node("b").unwrap();
+    victim.bed.lab().stop_node("a").unwrap();
+    victim.let_go("destination.restored");
+    attempt.end();
+    victim.bed.lab().start_node("b").unwrap();
+    victim.bed.lab().start_node("a").unwrap();
+    victim.is_as_before();
+    wait_for("the copy to be gone", || volumes(&victim.bed, "b").is_empty().then_some(()));
+    let names: Vec<_> =
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["file"]);
+    // It is read-only there, too.
+    let shown = victim.bed.done("a", &["inspect", NAME]);
+    assert!(shown.contains("\"copy\""), "{shown}");
+    victim.moves_in_the_end();
 }

@@ -16,7 +16,7 @@ DIRECTORY = "/data"
 
 class Database:
     def __init__(self):
-        os.makedirs(DIRECTORY)
+        os.makedirs(DIRECTORY, exist_ok=True)
         os.chdir(DIRECTORY)
         self.writes = 0
         self.blocks = [0] * (TABLE // BLOCK)

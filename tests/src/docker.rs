@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use godwit_lab::LabConfig;
 use godwit_lab::workload::Preset;
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 
 use crate::{Bed, PATIENCE, programs, wait_for};
@@ -85,6 +86,12 @@ impl Dockers {
         }
     }
 
+    /// Sends the dockerd of a node a signal.
+    pub fn signal(&self, node: &str, signal: Signal) {
+        let at = NODES.iter().position(|known| *known == node).unwrap();
+        rustix::process::kill_process(Pid::from_child(&self.daemons[at]), signal).unwrap();
+    }
+
     /// Calls the Docker of a node, whatever comes of it.
     pub fn call(&self, node: &str, words: &[&str]) -> Output {
         let mut command = Command::new("docker");
@@ -97,6 +104,17 @@ impl Dockers {
         let output = self.call(node, words);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "docker {words:?} on {node}: {said}\n{}", self.log(node));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Has Compose do this with the Docker of a node; what it printed.
+    pub fn compose(&self, node: &str, file: &Path, words: &[&str]) -> String {
+        let mut command = Command::new("docker-compose");
+        command.env("DOCKER_HOST", format!("unix://{}", self.socket(node).display()));
+        command.args(["--project-name", "shop", "--file"]).arg(file).args(words).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "docker-compose {words:?} on {node}: {said}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
@@ -159,8 +177,10 @@ impl Dockers {
 
     fn end(&mut self) {
         for mut daemon in std::mem::take(&mut self.daemons) {
-            let pid = rustix::process::Pid::from_child(&daemon);
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let pid = Pid::from_child(&daemon);
+            // One that a failed test has stopped hears nothing else.
+            let _ = rustix::process::kill_process(pid, Signal::CONT);
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
             // It waits for its containers' end for seconds.
             let begin = Instant::now();
             while daemon.try_wait().is_ok_and(|ended| ended.is_none()) && begin.elapsed() < PATIENCE {

@@ -155,6 +155,12 @@ pub struct Report {
     /// And while it was frozen; 0.2.0 does not tell.
     #[serde(default)]
     pub shared_dump_bytes: u64,
+    /// Blobs of layers that the destination had from their registry; 0.2.0 does not tell.
+    #[serde(default)]
+    pub layers_from_registry_bytes: u64,
+    /// Those that it had from the source; 0.2.0 does not tell.
+    #[serde(default)]
+    pub layers_from_source_bytes: u64,
     /// Bytes of CRIU's images.
     pub dump_bytes: u64,
     /// Bytes of pages that followed after it ran at the destination.

@@ -66,7 +66,7 @@ pub(crate) enum Verb {
     Pull(verbs::pull::Args),
     Image(verbs::image::Args),
     /// List the images of this node; the same as `image ls`
-    Images,
+    Images(verbs::image::Images),
     Volume(verbs::volume::Args),
     Events(verbs::events::Args),
     Doctor(verbs::doctor::Args),
@@ -118,7 +118,7 @@ impl Verb {
             Self::Network(args) => verbs::network::run(args, global).await,
             Self::Pull(args) => verbs::pull::run(args, global).await,
             Self::Image(args) => verbs::image::run(args, global).await,
-            Self::Images => verbs::image::images(global).await,
+            Self::Images(args) => verbs::image::images(args, global).await,
             Self::Volume(args) => verbs::volume::run(args, global).await,
             Self::Events(args) => verbs::events::run(args, global).await,
             Self::Doctor(args) => verbs::doctor::run(args, global).await,

@@ -134,6 +134,178 @@ const RUN: &[(&str, &str)] = &[
     ("--volumes-from", "a volume is one service's at a time"),
 ];
 
+/// Flags of other verbs: the verbs, the flags, what to type instead.
+const FLAGS: &[(&[&str], &str, &str)] = &[
+    (
+        &["checkpoint", "kill", "restart", "rm", "start", "stop"],
+        "-a --all -f --filter",
+        "name the services: `godwit ps -a -q` lists them",
+    ),
+    (&["restart"], "--running", "name the services: `godwit ps -q` lists those that run"),
+    (
+        &[
+            "checkpoint",
+            "exec",
+            "inspect",
+            "kill",
+            "logs",
+            "ps",
+            "restart",
+            "rm",
+            "start",
+            "stats",
+            "stop",
+            "wait",
+        ],
+        "-l --latest",
+        "name the service: `godwit ps` lists them, with their ages",
+    ),
+    (&["kill", "restart", "rm", "stop"], "--cidfile", "a service is known by its name: `godwit run --name`"),
+    (
+        &[
+            "image ls",
+            "images",
+            "inspect",
+            "network ls",
+            "ps",
+            "stats",
+            "version",
+            "volume inspect",
+            "volume ls",
+        ],
+        "-f --filter --format",
+        "`--json` prints all that is known, for jq(1) to choose from",
+    ),
+    (
+        &["events"],
+        "-f --filter --format",
+        "`godwit events --json` prints a line for each, for jq(1) to choose from",
+    ),
+    (
+        &["events", "image ls", "images", "network ls", "ps", "stats"],
+        "--no-trunc --digests",
+        "nothing is cut off in the output of `--json`",
+    ),
+    (
+        &["image ls", "images", "network ls", "ps", "volume ls"],
+        "-n --noheading",
+        "`-q` prints names alone, without a heading",
+    ),
+    (&["image ls", "images", "ps"], "--sort", "sort(1) orders lines: `godwit ps` is a table"),
+    (&["ps"], "--last", "`godwit ps -a` lists all services, with their ages"),
+    (&["inspect", "ps"], "-s --size", "`godwit stats NAME` shows what a service uses"),
+    (&["ps"], "-w --watch", "watch(1) repeats a command: `watch godwit ps`"),
+    (&["ps"], "--external --ns --pod -p --sync", "`godwit ps --json` prints all that is known of services"),
+    (
+        &["inspect"],
+        "-t --type",
+        "`godwit inspect` is about services; `godwit volume inspect` and `godwit network inspect` are about others",
+    ),
+    (
+        &["image ls", "images"],
+        "-a --all",
+        "an image has no others beneath it: `godwit image ls --layers` lists layers",
+    ),
+    (&["image ls", "images"], "--history", "`godwit image ls --layers` lists layers"),
+    (&["logs"], "--until", "`godwit logs --timestamps` shows times, by which awk(1) can end"),
+    (&["events"], "--until", "`godwit events` shows times, by which awk(1) can end"),
+    (&["logs"], "--color --names", "`godwit logs` shows one service"),
+    (
+        &["exec"],
+        "-d --detach",
+        "a command ends with its user: run it as a service of its own, or have the service start it",
+    ),
+    (&["exec", "start"], "--detach-keys", "a terminal ends with its command; a service runs detached"),
+    (&["exec"], "--preserve-fds", "a command has standard input, output and error: `godwit cp` brings files"),
+    (&["exec"], "--privileged", "a command may what its service may: `godwit run --cap-add`"),
+    (
+        &["start"],
+        "-a --all --attach -i --interactive --sig-proxy",
+        "a service runs detached: `godwit logs -f NAME` shows what it writes",
+    ),
+    (&["rm"], "--depend", "services do not depend on each other: name each"),
+    (&["image rm", "rm", "stop"], "-i --ignore", "`|| true` ignores a failure in a script"),
+    (&["rm"], "-t --time", "`godwit stop -t SECONDS NAME` waits for as long before it"),
+    (&["rm"], "-v --volumes", "a volume outlives its service: `godwit volume rm VOLUME` removes it"),
+    (&["wait"], "--condition", "`godwit wait` waits for the end; `godwit events -f` tells of all else"),
+    (&["wait"], "-i --interval", "`godwit wait` is told of the end, and asks for nothing"),
+    (&["stats"], "-a --all", "a service that does not run uses nothing"),
+    (&["stats"], "--no-reset", "`godwit stats --no-stream` shows the figures once"),
+    (
+        &["update"],
+        "--blkio-weight --blkio-weight-device --cpu-period --cpu-quota --cpu-rt-period --cpu-rt-runtime -c --cpu-shares \
+         --cpuset-cpus --cpuset-mems --device-read-bps --device-read-iops --device-write-bps --device-write-iops \
+         --memory-reservation --memory-swap --memory-swappiness",
+        "what moves with a service are limits of memory, CPUs and processes: --memory, --cpus, --pids-limit",
+    ),
+    (
+        &["cp"],
+        "--overwrite",
+        "`godwit rm` is for services: `godwit exec NAME rm PATH` removes what is in the way",
+    ),
+    (&["pull"], "-a --all-tags", "name each image: `skopeo list-tags docker://IMAGE` lists tags"),
+    (&["pull"], "--arch --os --platform --variant", "a node runs images of its own instruction set"),
+    (&["pull"], "--creds", "`skopeo login REGISTRY` logs in, and keeps the password out of the command line"),
+    (
+        &["pull"],
+        "--disable-content-trust",
+        "what is trusted is said in /etc/containers/policy.json (containers-policy.json(5))",
+    ),
+    (&["checkpoint"], "--create-image", "`godwit checkpoint NAME -o FILE` writes a file"),
+    (&["checkpoint", "restore"], "--file-locks", "file locks are always in the file"),
+    (&["checkpoint", "restore"], "--ignore-rootfs", "a service goes on with the files that it had"),
+    (
+        &["checkpoint"],
+        "-P --pre-checkpoint --with-previous",
+        "`godwit migrate` sends memory in rounds; a file is written whole",
+    ),
+    (&["checkpoint", "restore"], "--print-stats", "`--json` prints the figures"),
+    (
+        &["restore"],
+        "-a --all -l --latest -i --import --import-previous",
+        "name the file: `godwit restore FILE`",
+    ),
+    (
+        &["restore"],
+        "--ignore-static-ip --ignore-static-mac",
+        "`godwit restore --ip ADDRESS` gives it another address",
+    ),
+    (&["restore"], "-k --keep", "the file stays, and what a restore wrote is in the node's log"),
+    (&["restore"], "--pod", "services reach each other by their network"),
+    (
+        &["volume create"],
+        "-d --driver -l --label -o --opt",
+        "a volume is a directory of the node, which moves with its service",
+    ),
+    (
+        &["volume inspect", "volume rm", "image rm"],
+        "-a --all",
+        "name each; `prune` removes all that are unused",
+    ),
+    (
+        &["volume rm"],
+        "-f --force -t --time",
+        "`godwit rm -f NAME` removes the service that has the volume, first",
+    ),
+    (&["volume prune", "image prune"], "--filter", "`rm` removes what is named"),
+    (
+        &["image rm"],
+        "-f --force --no-prune",
+        "what services use stays: `godwit rm -f NAME` removes a service, first",
+    ),
+    (
+        &["image prune"],
+        "-a --all --external -f --force",
+        "`godwit image prune` removes all that no service uses, and does not ask",
+    ),
+    (
+        &["network create"],
+        "--disable-dns -d --driver --gateway --internal --ip-range --ipam-driver --ipv6 --label -o --opt",
+        "a network is one on all nodes of the cluster: `godwit network create --help` shows what it can have",
+    ),
+    (&["network rm"], "-f --force -t --time", "`godwit rm -f NAME` removes the services of a network, first"),
+];
+
 /// The sentence for a command line that clap does not understand, if it is a habit of users of Podman or Docker.
 pub(crate) fn instead(error: &clap::Error, words: &[String]) -> Option<String> {
     let said = |kind| match error.get(kind) {
@@ -148,14 +320,32 @@ pub(crate) fn instead(error: &clap::Error, words: &[String]) -> Option<String> {
             let verb = said(ContextKind::InvalidSubcommand)?;
             Some(format!("godwit has no `{verb}`: {}", find(VERBS, verb)?))
         }
-        ErrorKind::UnknownArgument if words.iter().any(|word| word == "run") => {
-            let flag = said(ContextKind::InvalidArg)?;
-            // `--health-interval` is about what `--health-cmd` is about.
-            let habit = if flag.starts_with("--health-") { "--health-cmd" } else { flag };
-            Some(format!("godwit run has no {flag}: {}", find(RUN, habit)?))
+        ErrorKind::UnknownArgument => {
+            let (verb, flag) = (verb(words)?, said(ContextKind::InvalidArg)?);
+            let instead = if verb == "run" {
+                // `--health-interval` is about what `--health-cmd` is about.
+                find(RUN, if flag.starts_with("--health-") { "--health-cmd" } else { flag })?
+            } else {
+                let meant = |(verbs, flags, _): &&(&[&str], &str, &str)| {
+                    verbs.contains(&verb.as_str()) && flags.split_whitespace().any(|habit| habit == flag)
+                };
+                FLAGS.iter().find(meant).map(|(.., instead)| *instead)?
+            };
+            Some(format!("godwit {verb} has no {flag}: {instead}"))
         }
         _ => None,
     }
+}
+
+/// The verb that these words are for, as `volume rm`.
+fn verb(words: &[String]) -> Option<String> {
+    let found = crate::definition().ignore_errors(true).try_get_matches_from(words).ok()?;
+    let (mut verbs, mut level) = (Vec::new(), &found);
+    while let Some((verb, below)) = level.subcommand() {
+        verbs.push(verb);
+        level = below;
+    }
+    (!verbs.is_empty()).then(|| verbs.join(" "))
 }
 
 #[cfg(test)]
@@ -206,11 +396,111 @@ mod tests {
         }
     }
 
+    /// Podman 4.3's flags of the verbs that godwit has, too.
+    const PODMAN_FLAGS: &[(&str, &str)] = &[
+        (
+            "exec",
+            "-d --detach --detach-keys -e --env --env-file -i --interactive -l --latest --preserve-fds --privileged -t --tty -u --user -w --workdir",
+        ),
+        (
+            "ps",
+            "-a --all --external -f --filter --format -n --last -l --latest --no-trunc --noheading --ns -p --pod -q --quiet -s --size --sort --sync -w --watch",
+        ),
+        ("logs", "--color -f --follow -l --latest -n --names --since --tail -t --timestamps --until"),
+        (
+            "rm",
+            "-a --all --cidfile --depend --filter -f --force -i --ignore -l --latest -t --time -v --volumes",
+        ),
+        ("stop", "-a --all --cidfile -f --filter -i --ignore -l --latest -t --time"),
+        ("start", "--all -a --attach --detach-keys -f --filter -i --interactive -l --latest --sig-proxy"),
+        ("restart", "-a --all --cidfile -f --filter -l --latest --running -t --time"),
+        ("kill", "-a --all --cidfile -l --latest -s --signal"),
+        ("wait", "--condition -i --interval -l --latest"),
+        ("stats", "-a --all --format -i --interval -l --latest --no-reset --no-stream --no-trunc"),
+        (
+            "update",
+            "--blkio-weight --cpu-period --cpu-quota -c --cpu-shares --cpus --cpuset-cpus -m --memory --memory-swap",
+        ),
+        ("inspect", "-f --format -l --latest -s --size -t --type"),
+        ("cp", "-a --archive --overwrite"),
+        ("events", "-f --filter --format --no-trunc --since --until"),
+        (
+            "pull",
+            "-a --all-tags --arch --authfile --cert-dir --creds --disable-content-trust --os --platform -q --quiet --tls-verify --variant",
+        ),
+        (
+            "images",
+            "-a --all --digests -f --filter --format --history --no-trunc -n --noheading -q --quiet --sort",
+        ),
+        (
+            "image ls",
+            "-a --all --digests -f --filter --format --history --no-trunc -n --noheading -q --quiet --sort",
+        ),
+        ("image rm", "-a --all -f --force -i --ignore --no-prune"),
+        ("image prune", "-a --all --external --filter -f --force"),
+        ("version", "-f --format"),
+        (
+            "checkpoint",
+            "-a --all -c --compress --create-image -e --export --file-locks --ignore-rootfs --ignore-volumes -l --latest -R --leave-running -P --pre-checkpoint --print-stats --tcp-established --with-previous",
+        ),
+        (
+            "restore",
+            "-a --all --file-locks --ignore-rootfs --ignore-static-ip --ignore-static-mac --ignore-volumes -i --import --import-previous -k --keep -l --latest -n --name --pod --print-stats -p --publish --tcp-established",
+        ),
+        ("volume create", "-d --driver -l --label -o --opt"),
+        ("volume ls", "-f --filter --format --noheading -q --quiet"),
+        ("volume inspect", "-a --all -f --format"),
+        ("volume rm", "-a --all -f --force -t --time"),
+        ("volume prune", "--filter -f --force"),
+        (
+            "network create",
+            "--disable-dns -d --driver --gateway --internal --ip-range --ipam-driver --ipv6 --label -o --opt --subnet",
+        ),
+        ("network ls", "-f --filter --format --no-trunc --noheading -q --quiet"),
+        ("network rm", "-f --force -t --time"),
+    ];
+
+    #[test]
+    fn every_flag_of_podmans_is_one_of_godwits_or_is_refused_with_what_to_type_instead() {
+        let definition = crate::definition();
+        for (verb, flags) in PODMAN_FLAGS {
+            let found = verb.split(' ').try_fold(&definition, |level, verb| level.find_subcommand(verb));
+            let found = found.unwrap_or_else(|| panic!("no {verb}"));
+            for flag in flags.split_whitespace() {
+                let has = found.get_arguments().any(|argument| {
+                    let long = argument.get_long_and_visible_aliases().unwrap_or_default();
+                    let hidden = argument.get_all_aliases().unwrap_or_default();
+                    let short = argument.get_short_and_visible_aliases().unwrap_or_default();
+                    let hidden_short = argument.get_all_short_aliases().unwrap_or_default();
+                    match flag.strip_prefix("--") {
+                        Some(name) => long.contains(&name) || hidden.contains(&name),
+                        None => short.iter().chain(&hidden_short).any(|name| flag.ends_with(*name)),
+                    }
+                });
+                if !has {
+                    let sentence = said(&format!("godwit {verb} {flag} x")).unwrap_or_default();
+                    assert!(sentence.starts_with(&format!("godwit {verb} has no {flag}: ")), "{sentence}");
+                }
+            }
+        }
+        for (line, words) in [
+            ("godwit --node ps volume rm -f x", "godwit volume rm has no -f: "),
+            ("godwit ps -af x", "godwit ps has no -f: "),
+            ("godwit exec -it -d x sh", "godwit exec has no -d: "),
+            ("godwit stop --frobnicate x", "unexpected argument"),
+        ] {
+            let sentence = said(line).unwrap_or_default();
+            assert!(sentence.contains(words), "{line}: {sentence}");
+        }
+    }
+
     /// What is to be typed instead can be typed.
     #[test]
     fn verbs_that_are_named_exist() {
         let definition = crate::definition();
-        for (habit, instead) in VERBS.iter().chain(RUN) {
+        let flags = FLAGS.iter().map(|(_, flags, instead)| (flags, instead));
+        for (habit, instead) in VERBS.iter().chain(RUN).map(|(habit, instead)| (habit, instead)).chain(flags)
+        {
             for command in instead.split('`').skip(1).step_by(2) {
                 let mut words = command.split(' ');
                 if words.next() == Some("godwit") {

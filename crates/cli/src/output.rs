@@ -95,6 +95,14 @@ pub fn line(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Prints names, a line each.
+///
+/// # Errors
+/// If standard output cannot be written to.
+pub fn names<'a>(names: impl IntoIterator<Item = &'a String>) -> io::Result<()> {
+    names.into_iter().try_for_each(|name| line(name))
+}
+
 /// Says something on standard error; whether anybody hears it changes nothing.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");

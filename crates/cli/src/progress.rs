@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use godwit_api::v1::MigrationProgress;
+use godwit_api::v1::{LackingLayers, MigrationProgress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
@@ -19,6 +19,8 @@ pub struct Progress {
     kind: Kind,
     /// What was shown last: the phase, and its round.
     shown: (String, u32),
+    /// Whether it was said what the destination lacks of the image.
+    told: bool,
 }
 
 enum Kind {
@@ -47,7 +49,13 @@ impl Progress {
     }
 
     fn of_kind(name: &str, kind: Kind) -> Self {
-        Self { name: name.to_owned(), doing: "migrating", kind, shown: <(String, u32)>::default() }
+        Self {
+            name: name.to_owned(),
+            doing: "migrating",
+            kind,
+            shown: <(String, u32)>::default(),
+            told: false,
+        }
     }
 
     fn kind(name: &str, json: bool) -> Kind {
@@ -66,6 +74,11 @@ impl Progress {
 
     /// Shows one step.
     pub fn show(&mut self, step: &MigrationProgress) {
+        if let Some(lacking) = &step.lacking
+            && !std::mem::replace(&mut self.told, true)
+        {
+            self.tell(lacking);
+        }
         let now = (step.phase.clone(), step.round);
         let new = now != self.shown;
         self.shown = now;
@@ -100,6 +113,19 @@ impl Progress {
         }
     }
 
+    /// Says in advance what is sent of the image.
+    fn tell(&self, lacking: &LackingLayers) {
+        match &self.kind {
+            Kind::Json => {
+                let _ = output::json(&json!({ "event": "layers", "layers": lacking }));
+            }
+            Kind::Bar(_) | Kind::Lines if lacking.bytes > 0 || lacking.layers > 0 => {
+                self.say(&advance(lacking, &self.name));
+            }
+            Kind::Bar(_) | Kind::Lines | Kind::Silent => {}
+        }
+    }
+
     /// Says something besides.
     pub(crate) fn say(&self, text: &str) {
         match &self.kind {
@@ -114,6 +140,22 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// In a sentence, what the destination lacks of the image of a service.
+fn advance(lacking: &LackingLayers, name: &str) -> String {
+    let LackingLayers { node, image, layers, of, bytes, asks_registry } = lacking;
+    let image = if image.is_empty() { name } else { image };
+    let bytes = output::bytes(*bytes);
+    let mut said = match of {
+        0 => format!("{node} lacks the image {image}, at most {bytes}"),
+        1 => format!("{node} lacks the layer of {image}, {bytes}"),
+        _ => format!("{node} lacks {layers} of {of} layers of {image}, {bytes}"),
+    };
+    if *asks_registry {
+        said.push_str(&format!("; {node} asks their registry first"));
+    }
+    said
 }
 
 /// The phase as people call it.
@@ -148,4 +190,29 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_destination_lacks_is_said_in_advance() {
+        let lacking = LackingLayers {
+            node: "b".into(),
+            image: "docker.io/library/redis:7".into(),
+            layers: 3,
+            of: 5,
+            bytes: 40 << 20,
+            asks_registry: false,
+        };
+        let said = |lacking: &LackingLayers| advance(lacking, "cache");
+        assert_eq!(said(&lacking), "b lacks 3 of 5 layers of docker.io/library/redis:7, 40.0 MiB");
+        let asks = LackingLayers { asks_registry: true, ..lacking.clone() };
+        assert!(said(&asks).ends_with("40.0 MiB; b asks their registry first"));
+        let only = LackingLayers { layers: 1, of: 1, image: String::new(), ..lacking.clone() };
+        assert_eq!(said(&only), "b lacks the layer of cache, 40.0 MiB");
+        let kept = LackingLayers { layers: 0, of: 0, ..lacking };
+        assert_eq!(said(&kept), "b lacks the image docker.io/library/redis:7, at most 40.0 MiB");
+    }
 }

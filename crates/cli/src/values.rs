@@ -57,11 +57,11 @@ pub enum ValueError {
     #[error("tmpfs size: {0}")]
     MountSize(Box<ValueError>),
     #[error(
-        "write SOURCE:TARGET, or SOURCE:TARGET:ro; of a path also SOURCE:TARGET:move=skip or move=shared"
+        "write SOURCE:TARGET, or SOURCE:TARGET:ro; of a path also SOURCE:TARGET:move=skip, move=shared or move=copy"
     )]
     Volume,
     #[error(
-        "what becomes of a bind mount in a move is skip or shared: skip for what the destination has under the same path, shared for storage that both nodes have"
+        "what becomes of a bind mount in a move is skip, shared or copy: skip for what the destination has under the same path, shared for storage that both nodes have, copy for the files to go with the service"
     )]
     OnMove,
     #[error("this may be a file or an image of a registry; write ./{text} or docker://{text}")]
@@ -295,9 +295,9 @@ pub(crate) fn mount(text: &str) -> Result<Mount, ValueError> {
 }
 
 /// What can become of a bind mount in a move.
-const ON_MOVE: [&str; 2] = ["skip", "shared"];
+const ON_MOVE: [&str; 3] = ["skip", "shared", "copy"];
 
-/// `TARGET=skip` or `TARGET=shared`.
+/// `TARGET=skip`, `TARGET=shared` or `TARGET=copy`.
 pub(crate) fn on_move(text: &str) -> Result<(String, String), ValueError> {
     match text.split_once('=') {
         Some((path, what)) if ON_MOVE.contains(&what) => Ok((target(path)?, what.to_owned())),
@@ -305,7 +305,7 @@ pub(crate) fn on_move(text: &str) -> Result<(String, String), ValueError> {
     }
 }
 
-/// Podman's `-v`, and what becomes of it in a move: `SOURCE:TARGET[:ro|rw|move=skip|move=shared,…]`.
+/// Podman's `-v`, and what becomes of it in a move: `SOURCE:TARGET[:ro|rw|move=skip|move=shared|move=copy,…]`.
 pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<_> = text.split(':').collect();
     let (source, path, words) = match parts.as_slice() {

@@ -84,10 +84,11 @@ fn what_becomes_of_a_bind_mount_in_a_move_is_said_with_it_or_at_the_move() {
     assert!(bound.read_only && bound.on_move == "skip");
     assert_eq!(volume("/a:/b").unwrap().on_move, "");
     assert_eq!(on_move("/data=skip"), Ok(("/data".into(), "skip".into())));
-    for text in ["/data", "/data=", "/data=copy"] {
+    assert_eq!(on_move("/data=copy"), Ok(("/data".into(), "copy".into())));
+    for text in ["/data", "/data=", "/data=move"] {
         assert_eq!(on_move(text), Err(ValueError::OnMove), "{text}");
     }
-    assert_eq!(mount("type=bind,src=/a,dst=/b,move=copy"), Err(ValueError::OnMove));
+    assert_eq!(mount("type=bind,src=/a,dst=/b,move=all"), Err(ValueError::OnMove));
 }
 
 #[test]
@@ -117,7 +118,7 @@ fn a_wrong_mount_is_told_what_is_wrong() {
         mount("type=volume,dst=/b").unwrap_err().to_string(),
         "a volume mount needs src=NAME, the volume"
     );
-    for text in ["/a", "/a:/b:rx", ":/b", "/a:/b:ro:z", "/a:/b:", "/a:/b:move=copy", "a:/b:move=skip"] {
+    for text in ["/a", "/a:/b:rx", ":/b", "/a:/b:ro:z", "/a:/b:", "/a:/b:move=all", "a:/b:move=skip"] {
         assert_eq!(volume(text), Err(ValueError::Volume), "{text}");
     }
 }

@@ -278,8 +278,11 @@ async fn logs_keep_the_two_streams_apart() {
 #[tokio::test]
 async fn exec_passes_input_output_and_exit_code_on() {
     let fake = Fake::start();
-    let mut command =
-        fake.godwit(&["exec", "-i", "-e", "A=1", "-u", "5", "-w", "/", "redis", "--", "cat", "-n"]);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "A=0\n# a comment\nB=2\n").unwrap();
+    let file_flag = format!("--env-file={}", file.path().display());
+    let mut command = fake
+        .godwit(&["exec", &file_flag, "-i", "-e", "A=1", "-u", "5", "-w", "/", "redis", "--", "cat", "-n"]);
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"some text").await.unwrap();
@@ -291,7 +294,7 @@ async fn exec_passes_input_output_and_exit_code_on() {
     assert_eq!(asked.command, ["cat", "-n"]);
     assert_eq!(
         (asked.env.as_slice(), asked.user.as_str(), asked.workdir.as_str()),
-        (&["A=1".to_owned()][..], "5", "/")
+        (&["A=0", "B=2", "A=1"].map(str::to_owned)[..], "5", "/")
     );
 }
 

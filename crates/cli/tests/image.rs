@@ -16,6 +16,8 @@ async fn images_and_layers_are_listed_and_removed() {
     let row = table.lines().nth(1).unwrap();
     assert!(row.starts_with("0123456789ab  3.0 MiB") && row.ends_with("web"), "{table}");
     assert_eq!(fake.run(&["image", "ls", "--layers", "--json"]).await.json()[0]["bytes"], 3 << 20);
+    assert_eq!(fake.run(&["images", "-q"]).await.stdout, "docker.io/library/redis:7\n");
+    assert!(fake.run(&["image", "ls", "--layers", "-q"]).await.stdout.starts_with("sha256:0123456789ab"));
     let pruned = fake.run(&["image", "prune"]).await;
     assert_eq!(
         (pruned.code, pruned.stdout.as_str()),

@@ -49,6 +49,7 @@ async fn networks_are_listed_with_their_services() {
     ] {
         assert!(table.lines().any(|shown| shown == line), "{line}: {table}");
     }
+    assert_eq!(fake.run(&["network", "ls", "-q"]).await.stdout, "default\nback\n");
     let list = fake.run(&["network", "ls", "--json"]).await.json();
     assert_eq!(list[0]["services"][1], "web");
     assert_eq!(list[1]["network"]["subnet"], "10.89.0.0/24");

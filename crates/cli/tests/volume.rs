@@ -15,6 +15,7 @@ async fn volumes_are_listed_with_their_services_and_removed_only_when_that_was_a
     assert_eq!((lines[1][0], lines[1].last()), ("data", Some(&"web")));
     assert_eq!((lines[2][0], lines[2].last()), ("old", Some(&"-")));
     assert_eq!(fake.run(&["volume", "ls", "--json"]).await.json()[1]["path"], "/volumes/old");
+    assert_eq!(fake.run(&["volume", "ls", "-q"]).await.stdout, "data\nold\n");
     assert_eq!(fake.run(&["volume", "inspect", "data"]).await.json()["service"], "web");
     let unknown = fake.run(&["volume", "inspect", "other"]).await;
     assert!(unknown.code == 1 && unknown.stderr.contains("no volume other"), "{unknown:?}");

@@ -4,7 +4,7 @@
 //! with it: an interface in the network namespace that the engine has made.
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, AdoptRequest, RunRequest};
@@ -73,7 +73,8 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
             "a container that is adopted stays in the network namespace that its engine has made; leave out ns:",
         ));
     }
-    let service = as_found(describe(node, name, &request, &addresses)?, found.clone());
+    let mut service = as_found(describe(node, name, &request, &addresses)?, found.clone());
+    say_of_mounts(&mut service, &request)?;
     if let Err(error) = take(node, &service, &found).await {
         if let Err(left) = give_back(node, &service).await {
             tracing::error!(service = %service.name, error = %error_chain(&left), "cannot undo a half-made adoption");
@@ -117,6 +118,7 @@ pub(crate) fn describe(
         network: Attachment::Overlay,
         hooks: convert::hooks(&request.hooks)?,
         image: String::new(),
+        image_digest: None,
         layers: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),
@@ -152,6 +154,7 @@ pub(crate) fn as_found(service: Service, found: Found) -> Service {
         cpu_millis: found.cpu_millis,
         hostname: found.hostname,
         user: found.user,
+        mounts: found.mounts,
         workdir: match found.workdir {
             none if none.as_os_str().is_empty() => PathBuf::from("/"),
             workdir => workdir,
@@ -159,6 +162,24 @@ pub(crate) fn as_found(service: Service, found: Found) -> Service {
         kept: Some(found.kept),
         ..service
     }
+}
+
+/// What the user says becomes of what the container has of the node.
+fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Result<(), Status> {
+    for (target, said) in &request.mounts {
+        let said = convert::on_move(said).map_err(Status::invalid_argument)?;
+        let mut binds = service.mounts.iter_mut().filter(|mount| mount.target == Path::new(target));
+        match binds.find_map(|mount| mount.on_move()) {
+            Some(on_move) => *on_move = said,
+            None => {
+                return Err(Status::invalid_argument(format!(
+                    "{} has nothing of the node mounted at {target}",
+                    request.container
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {

@@ -12,7 +12,7 @@ use godwit_engine::{Confinement, Mount, MountKind, OnMove, Ulimit};
 use godwit_migration::hooks::{HookPoint, Hooks};
 use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
-    Attachment, Compress, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
+    Attachment, Compress, LackingLayers, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
 };
 use godwit_names::{ServiceName, ServiceNameError, VolumeName, is_name};
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
@@ -325,6 +325,8 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         shared_dump_bytes: report.shared_dump_bytes,
         retained_bytes: report.retained_bytes,
         not_retained_bytes: report.not_retained_bytes,
+        layers_from_registry_bytes: report.layers_from_registry_bytes,
+        layers_from_source_bytes: report.layers_from_source_bytes,
         retained_file_bytes: report.retained_file_bytes,
         files_stay: report.files_stay,
         phases: report
@@ -349,6 +351,18 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         why: report.why,
         tracker: report.tracker,
         faults: report.faults,
+    }
+}
+
+/// What a destination lacks of the image that a service came from.
+pub(crate) fn lacking(lacking: LackingLayers, node: &str, image: &str) -> api::LackingLayers {
+    api::LackingLayers {
+        node: node.to_owned(),
+        image: image.to_owned(),
+        layers: u32::try_from(lacking.layers).unwrap_or(u32::MAX),
+        of: u32::try_from(lacking.of).unwrap_or(u32::MAX),
+        bytes: lacking.bytes,
+        asks_registry: lacking.asks_registry,
     }
 }
 
@@ -396,10 +410,9 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
 }
 
 /// What becomes of a bind mount in a move.
-fn on_move(name: &str) -> Result<OnMove, String> {
-    OnMove::named(name).ok_or_else(|| {
-        format!("{name:?} is not what can become of a bind mount; say skip or shared, or have a volume in its place, which moves")
-    })
+pub(crate) fn on_move(name: &str) -> Result<OnMove, String> {
+    OnMove::named(name)
+        .ok_or_else(|| format!("{name:?} is not what can become of a bind mount; say skip, shared or copy"))
 }
 
 /// Most streams: more than any machine has cores to fill them.

@@ -95,7 +95,21 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
         }
     }
     checks.push(disk(&local.layout.state));
+    checks.extend(local.registries.probe().await.map(registries));
     checks
+}
+
+/// Whether layers can come from the registries that are allowed.
+fn registries(probed: std::io::Result<String>) -> Check {
+    let name = "layers from registries";
+    match probed {
+        Ok(version) => ok(name, version),
+        Err(error) => degraded(
+            name,
+            format!("skopeo cannot be run: {error}; layers come from the nodes that services leave"),
+            "install the packages skopeo and util-linux, or take --pull-layers away",
+        ),
+    }
 }
 
 /// Whether strangers are kept out of the overlay.

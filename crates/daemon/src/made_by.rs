@@ -20,7 +20,7 @@ use crate::adopt::{as_found, describe, refused};
 use crate::convert;
 use crate::network::joined::join;
 use crate::node::Node;
-use crate::services::{owned, reserve, show};
+use crate::services::{begun, owned, reserve, show};
 use crate::status::internal;
 
 /// Longest name of an image, bytes; registries allow 255 for a repository, and 128 for a tag.
@@ -72,16 +72,7 @@ pub(crate) async fn run(
     if let Err(error) = node.engines().adopts(keeper).own(&node.local().config(&service)) {
         tracing::error!(service = %service.name, error = %error_chain(&error), "a service that its engine has made is not settled");
     }
-    if let Err(error) = node.local().made(&service) {
-        // The state is read before the mark is believed.
-        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
-    }
-    if let Err(error) = node.place(&service, &node.name, service.epoch, false) {
-        tracing::error!(service = %service.name, error = %error_chain(&error), "other nodes are not told where a service is");
-    }
-    node.watch(&service);
-    let detail = format!("{} by {}", service.address, keeper.title());
-    node.events.tell("service", "started", &service.name, &detail);
+    begun(node, &service, "started", &format!("{} by {}", service.address, keeper.title()));
     show(node, owned(node, &service.name)?).await
 }
 

@@ -66,6 +66,7 @@ pub(crate) async fn start(
     node.begin_migration(&name, migrating)
         .await
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
+    let moving = Moving { id: id.clone(), to: request.to.clone(), image: service.image.clone() };
     let source = Source::new(
         Arc::clone(node.local()),
         service,
@@ -118,12 +119,22 @@ pub(crate) async fn start(
         drop(end);
     });
     // It goes on where nobody reads.
-    Ok(stream(id, watching, finished, CancellationToken::new()))
+    Ok(stream(moving, watching, finished, CancellationToken::new()))
+}
+
+/// What moves, for the user who asked.
+pub(crate) struct Moving {
+    /// The migration.
+    pub(crate) id: String,
+    /// The destination.
+    pub(crate) to: String,
+    /// Where the service's image came from.
+    pub(crate) image: String,
 }
 
 /// The events of a migration for the user who asked. `left` is cancelled when the user has gone.
 pub(crate) fn stream(
-    id: String,
+    moving: Moving,
     mut watching: watch::Receiver<Progress>,
     mut finished: oneshot::Receiver<Result<api::MigrationReport, Status>>,
     left: CancellationToken,
@@ -147,7 +158,7 @@ pub(crate) fn stream(
                 Ok(()) = watching.changed() => {
                     let now = watching.borrow_and_update().clone();
                     let progress = api::MigrationProgress {
-                        id: id.clone(),
+                        id: moving.id.clone(),
                         phase: now.phase.into(),
                         bytes_done: now.bytes_done,
                         bytes_total: now.bytes_total,
@@ -156,6 +167,7 @@ pub(crate) fn stream(
                         bandwidth: now.bandwidth,
                         predicted_frozen_ms: convert::to_microseconds(now.predicted_frozen_ms),
                         faults: now.faults,
+                        lacking: now.lacking.map(|lacking| convert::lacking(lacking, &moving.to, &moving.image)),
                     };
                     // Progress may be skipped for a slow reader; the report may not.
                     let _ = events.try_send(Ok(MigrationEvent { kind: Some(Kind::Progress(progress)) }));

@@ -10,7 +10,7 @@ use tonic::{Code, Status};
 
 use crate::convert;
 use crate::directory::elsewhere;
-use crate::migrate::{QUEUE, Stream, leaving, stream};
+use crate::migrate::{Moving, QUEUE, Stream, leaving, stream};
 use crate::node::Node;
 
 /// Starts a preparation of a service of this node.
@@ -30,7 +30,8 @@ pub(crate) async fn start(
     let id = ulid::Ulid::new().to_string();
     let (progress, watching) = watch::channel(Progress::default());
     let (to, local) = (request.to.clone(), Arc::clone(node.local()));
-    let source = Source::new(local, service, id.clone(), to, options, progress, cancel.clone());
+    let moving = Moving { id: id.clone(), to: to.clone(), image: service.image.clone() };
+    let source = Source::new(local, service, id, to, options, progress, cancel.clone());
     let (finish, finished) = oneshot::channel();
     // In a task of its own, to its end: the tracker must not be left in the service.
     node.checks.spawn(async move {
@@ -39,7 +40,7 @@ pub(crate) async fn start(
         // The one who asked may have gone.
         let _ = finish.send(Ok(convert::report(report)));
     });
-    Ok(stream(id, watching, finished, cancel))
+    Ok(stream(moving, watching, finished, cancel))
 }
 
 /// Starts a preparation here or at the node that has the service.

@@ -19,7 +19,7 @@ use godwit_engine::image::Digest;
 use godwit_engine::{Mount, MountKind, RestoreRequest, files};
 use godwit_migration::blocking::off_worker;
 use godwit_migration::service::Hooks;
-use godwit_migration::{Attachment, Port, Service, error_chain, failpoint};
+use godwit_migration::{Attachment, Port, Service, failpoint};
 use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{NetworkError, Subnet};
 use tokio::sync::mpsc;
@@ -96,13 +96,7 @@ pub(crate) async fn restore(
         return Err(error);
     }
     staging.went_well();
-    if let Err(error) = node.local().made(&service) {
-        // The state is read before the mark is believed.
-        tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
-    }
-    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
-    node.watch(&service);
-    node.events.tell("service", "restored", &service.name, &service.address.to_string());
+    services::begun(node, &service, "restored", &service.address.to_string());
     services::show(node, owned(node, &service.name)?).await
 }
 
@@ -233,6 +227,7 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
         network: Attachment::Overlay,
         hooks: Hooks::default(),
         image: theirs.image,
+        image_digest: None,
         layers: Vec::new(),
         command: theirs.command,
         env: theirs.env,

@@ -67,25 +67,33 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Se
     let (image, origin) = import(node, &request).await?;
     let mut service = describe(node, name, &request, (network, addresses), &image, origin)?;
     let user = if request.user.is_empty() { image.config.user } else { request.user };
-    match start(node, &mut service, &user).await {
-        Ok(()) => {}
-        Err(error) => {
-            if let Err(left) = node.local().clear(&service).await {
-                tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
-            }
-            return Err(error);
-        }
+    let mut made = start(node, &mut service, &user).await;
+    if made.is_ok() {
+        failpoint::point("service.started").await;
+        made = node.state.put_service(&service).map_err(internal);
     }
-    failpoint::point("service.started").await;
-    node.state.put_service(&service).map_err(internal)?;
-    if let Err(error) = node.local().made(&service) {
+    if let Err(error) = made {
+        if let Err(left) = node.local().clear(&service).await {
+            tracing::error!(service = %service.name, error = %error_chain(&left), "cannot remove a service that was half made");
+        }
+        return Err(error);
+    }
+    begun(node, &service, "started", &service.address.to_string());
+    show(node, owned(node, &service.name)?).await
+}
+
+/// A new service runs and is recorded: it is watched, and the cluster is told. Whoever asked for it has it, whatever fails here:
+/// the next life of godwitd does the rest.
+pub(crate) fn begun(node: &Arc<Node>, service: &Service, happened: &str, detail: &str) {
+    if let Err(error) = node.local().made(service) {
         // The state is read before the mark is believed.
         tracing::warn!(service = %service.name, error = %error_chain(&error), "cannot remove the mark of a service that is being created");
     }
-    node.place(&service, &node.name, service.epoch, false).map_err(internal)?;
-    node.watch(&service);
-    node.events.tell("service", "started", &service.name, &service.address.to_string());
-    show(node, owned(node, &service.name)?).await
+    if let Err(error) = node.place(service, &node.name, service.epoch, false) {
+        tracing::error!(service = %service.name, error = %error_chain(&error), "other nodes are not told where a service is");
+    }
+    node.watch(service);
+    node.events.tell("service", happened, &service.name, detail);
 }
 
 /// How often another address is chosen when the one that is free here is taken elsewhere.
@@ -201,7 +209,15 @@ fn check_volumes(node: &Node, request: &RunRequest, silent: &[String]) -> Result
     Ok(())
 }
 
-async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String), Status> {
+/// Where an image came from.
+struct Origin {
+    /// In the user's words.
+    image: String,
+    /// What that stood for in its registry.
+    digest: Option<String>,
+}
+
+async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, Origin), Status> {
     let store = Arc::clone(&node.local().store);
     let source = request.source.clone().ok_or_else(|| {
         Status::invalid_argument("a service needs a root filesystem: give an image or --rootfs DIR")
@@ -211,7 +227,10 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
         Source::Image(path) => (path, false),
         Source::Reference(reference) => {
             return match off_worker(|| store.named(&reference)).map_err(internal)? {
-                Some(named) => Ok((named.image, reference)),
+                Some(named) => {
+                    let digest = Some(named.digest.to_string());
+                    Ok((named.image, Origin { image: reference, digest }))
+                }
                 None => Err(Status::not_found(format!(
                     "node {} has no image {reference}; `godwit pull {reference}` there brings it from its registry",
                     node.name
@@ -229,7 +248,7 @@ async fn import(node: &Arc<Node>, request: &RunRequest) -> Result<(Image, String
     .await
     .map_err(internal)?
     .map_err(invalid)?;
-    Ok((image, origin))
+    Ok((image, Origin { image: origin, digest: None }))
 }
 
 fn describe(
@@ -238,7 +257,7 @@ fn describe(
     request: &RunRequest,
     (network, addresses): (Attachment, Vec<Ipv4Addr>),
     image: &Image,
-    origin: String,
+    Origin { image: origin, digest: image_digest }: Origin,
 ) -> Result<Service, Status> {
     let entrypoint = request.entrypoint.as_ref().map_or(&image.config.entrypoint, |own| &own.words);
     let arguments = match (request.command.as_slice(), &request.entrypoint) {
@@ -271,6 +290,7 @@ fn describe(
         network,
         hooks: convert::hooks(&request.hooks)?,
         image: origin,
+        image_digest,
         layers: image.layers.iter().map(ToString::to_string).collect(),
         command,
         env,

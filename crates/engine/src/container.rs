@@ -43,7 +43,7 @@ pub enum MountKind {
     },
 }
 
-/// What becomes of a file or directory of the node when its container moves. It never moves itself.
+/// What becomes of a file or directory of the node when its container moves. It stays there itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnMove {
@@ -54,6 +54,8 @@ pub enum OnMove {
     Skip,
     /// Both nodes have the same storage there.
     Shared,
+    /// Its files go with the container, which has them in a volume then.
+    Copy,
 }
 
 impl OnMove {
@@ -64,13 +66,15 @@ impl OnMove {
             Self::Unsaid => "",
             Self::Skip => "skip",
             Self::Shared => "shared",
+            Self::Copy => "copy",
         }
     }
 
     /// The one of this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        [Self::Unsaid, Self::Skip, Self::Shared].into_iter().find(|on_move| on_move.name() == name)
+        let all = [Self::Unsaid, Self::Skip, Self::Shared, Self::Copy];
+        all.into_iter().find(|on_move| on_move.name() == name)
     }
 }
 
@@ -92,6 +96,14 @@ impl Mount {
     pub fn bind(&self) -> Option<(&Path, OnMove)> {
         match &self.kind {
             MountKind::Bind { source, on_move } => Some((source, *on_move)),
+            MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
+        }
+    }
+
+    /// What becomes of it in a move, if it is bound.
+    pub fn on_move(&mut self) -> Option<&mut OnMove> {
+        match &mut self.kind {
+            MountKind::Bind { on_move, .. } => Some(on_move),
             MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
         }
     }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::ServiceName;
+use godwit_names::{ServiceName, VolumeName};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
@@ -31,7 +31,6 @@ use tokio::sync::{Mutex, mpsc};
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
-use crate::exec::ExecRequest;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -195,7 +194,15 @@ impl Docker {
 /// It is not understood.
 pub fn passed_on(definition: &Value) -> std::io::Result<Option<Value>> {
     let told = Definition::told(definition)?.of_no_node();
-    Ok(told.objections().is_empty().then(|| told.to_create(&told.image.0, RUNTIME, "")))
+    Ok(told.objections(&[]).is_empty().then(|| told.to_create(&told.image.0, RUNTIME, "")))
+}
+
+/// A definition with volumes of Docker's in the place of what it has of a node at these targets.
+///
+/// # Errors
+/// It is not understood.
+pub fn with_volumes(definition: &Value, volumes: &[(VolumeName, PathBuf)]) -> std::io::Result<Value> {
+    Ok(Definition::told(definition)?.with_volumes(volumes).value())
 }
 
 #[async_trait]
@@ -211,7 +218,8 @@ impl Keeps for Docker {
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError> {
         let (_, definition) = self.kept(config)?;
         let volumes = definition.volumes_and_targets();
-        Ok(Inside { volumes, masked: definition.masked() })
+        let bound = definition.binds.iter().map(|bound| bound.target.clone().into()).collect();
+        Ok(Inside { volumes, bound, masked: definition.masked() })
     }
 
     async fn find_one(
@@ -262,7 +270,7 @@ impl Keeps for Docker {
         is_new: bool,
     ) -> Result<Vec<String>, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let mut found = definition.objections();
+        let mut found = definition.objections(&config.mounts);
         let info = self.info(&config.name).await?;
         found.extend(info.runtime_objection(&self.care.run));
         found.extend(info.objection());
@@ -421,22 +429,10 @@ impl Keeps for Docker {
         }
     }
 
-    fn command_in(&self, _: &ContainerConfig, id: &str, request: &ExecRequest) -> tokio::process::Command {
-        let mut command = tokio::process::Command::new(&self.config.docker);
-        command.arg("--host").arg(format!("unix://{}", self.api.socket().display()));
-        command.args(["exec", "--interactive"]);
-        command.args(request.terminal.map(|_| "--tty"));
-        for pair in &request.env {
-            command.args(["--env", pair]);
-        }
-        if let Some(user) = &request.user {
-            command.args(["--user", user]);
-        }
-        if let Some(workdir) = &request.workdir {
-            command.args(["--workdir", workdir]);
-        }
-        command.arg(id).args(&request.command);
-        command
+    fn program(&self) -> tokio::process::Command {
+        let mut program = tokio::process::Command::new(&self.config.docker);
+        program.arg("--host").arg(format!("unix://{}", self.api.socket().display()));
+        program
     }
 
     async fn begin_arrival(

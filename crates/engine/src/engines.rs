@@ -1,21 +1,23 @@
 //! [`Engines`]: each container by the engine that keeps it.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use godwit_names::VolumeName;
 use tokio::sync::mpsc;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, OutputPipes,
-    RestoreRequest, Tmpfs, Usage,
+    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, Kept,
+    OutputPipes, RestoreRequest, Tmpfs, Usage,
 };
-use crate::docker::Docker;
+use crate::docker::{self, Docker};
 use crate::exec::{ExecIo, ExecRequest};
 use crate::foreign::Adopts;
 use crate::foreign::making::Makes;
-use crate::podman::Podman;
+use crate::podman::{self, Podman};
 use crate::runc::Runc;
 
 /// The engines of a node.
@@ -45,6 +47,19 @@ impl Engines {
             Keeper::Podman => &self.podman,
             Keeper::Docker => &self.docker,
         }
+    }
+
+    /// What an engine of others makes a container from that has volumes of the engine's in the place of what it has of its node
+    /// at these targets.
+    ///
+    /// # Errors
+    /// Its definition is not understood.
+    pub fn with_volumes(kept: &Kept, volumes: &[(VolumeName, PathBuf)]) -> io::Result<Kept> {
+        let definition = match kept.keeper {
+            Keeper::Podman => podman::with_volumes(&kept.definition, volumes)?,
+            Keeper::Docker => docker::with_volumes(&kept.definition, volumes)?,
+        };
+        Ok(Kept { definition, ..kept.clone() })
     }
 
     /// How an engine of others makes containers for godwit.

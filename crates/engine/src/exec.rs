@@ -9,11 +9,11 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::process::Stdio;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::pty::{self, OpenptFlags};
 use rustix::termios::{self, OptionalActions, Winsize};
 use tokio::io::Interest;
@@ -151,11 +151,17 @@ fn heed_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// A file without a name that an engine's program reads, from its beginning.
-pub(crate) fn description(text: &[u8]) -> io::Result<File> {
+/// Has an engine's program inherit a file with this text, which has no name; where the program finds it. For what is not to be
+/// among its arguments, which every user of the machine can read: an environment may hold secrets.
+pub(crate) fn hand_over(program: &mut Command, text: &[u8]) -> io::Result<String> {
     let mut file = File::from(rustix::fs::memfd_create(c"command", MemfdFlags::CLOEXEC)?);
     file.write_all(text)?;
-    Ok(file)
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // SAFETY: between fork and exec one system call is made. The file is open for as long as there is the command.
+    unsafe {
+        program.pre_exec(move || Ok(rustix::io::fcntl_setfd(&file, FdFlags::empty())?));
+    }
+    Ok(path)
 }
 
 /// Starts an engine's program for a command, with the streams that were asked for.

@@ -22,7 +22,7 @@ use crate::beneath::{Links, Root, names};
 use crate::tree::{Limits, Receiver, Snapshot, TreeError, send};
 
 /// Where the changes are in a tree.
-pub(crate) const UPPER: &str = "diff";
+pub const UPPER: &str = "diff";
 
 /// Where the volumes are in a tree, each in a directory with its name.
 pub const VOLUMES: &str = "volumes";

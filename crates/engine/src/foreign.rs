@@ -15,6 +15,9 @@
 
 mod adopts;
 pub(crate) mod archive;
+pub(crate) mod bound;
+mod commands;
+pub(crate) mod environment;
 pub(crate) mod files;
 pub(crate) mod instructions;
 mod keeps;
@@ -38,7 +41,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError,
     OutputPipes, RestoreRequest, Tmpfs, Usage, io_error,
 };
-use crate::exec::{self, ExecIo, ExecRequest};
+use crate::exec::{ExecIo, ExecRequest};
 use crate::files::place_of;
 use crate::processes::{process, stop};
 use crate::runc::{NETWORK_KEY, restore};
@@ -282,7 +285,15 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let inside = self.inside(config)?;
         let failed = |source| io_error(&config.name, "find the places of its volumes".into(), source);
         let places = places(&life.root, &inside.volumes).map_err(failed)?;
-        let external = external_mounts(&mounts, &places).into_iter();
+        let bound: Vec<_> = inside
+            .bound
+            .iter()
+            .map(|target| (String::new(), target.to_string_lossy().into_owned()))
+            .collect();
+        let bound = self::places(&life.root, &bound)
+            .map_err(|source| io_error(&config.name, "find the places of its bind mounts".into(), source))?;
+        let brought: Vec<_> = places.iter().chain(&bound).cloned().collect();
+        let external = external_mounts(&mounts, &brought).into_iter();
         let mut external_mounts: Vec<_> = external.map(|place| (place.clone(), place)).collect();
         let volumes = Record::of(config)?.volumes.into_iter().filter_map(|volume| {
             let named = |(name, _): &&(String, String)| *name == volume.name;
@@ -361,12 +372,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     }
 
     async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError> {
-        let record = Record::of(config)?;
-        let command = self.command_in(config, &record.id, request);
-        let program = command.as_std().get_program().to_string_lossy().into_owned();
-        exec::start(command, request.terminal).map_err(|error| {
-            self.care().failed(&config.name, "run a command in", format!("cannot run {program}: {error}"))
-        })
+        commands::start(self, config, request)
     }
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {

@@ -27,6 +27,7 @@ pub(crate) mod layer;
 mod named;
 mod oci;
 mod packed;
+mod registry;
 mod store;
 
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
 pub use named::NamedImage;
 pub(crate) use packed::{PackError, Packed};
+pub use registry::{FetchError, Fetched, NotARegistry, Pinned, Registries};
 pub use store::{BlobWriter, Store};
 
 use std::collections::BTreeMap;

@@ -5,9 +5,9 @@
 
 mod adoption;
 mod arrival;
+mod binds;
 mod command;
 pub(crate) mod definition;
-mod environment;
 mod image;
 mod limits;
 mod making;
@@ -21,13 +21,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::ServiceName;
+use godwit_names::{ServiceName, VolumeName};
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
-use crate::exec::ExecRequest;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -110,7 +109,18 @@ impl Podman {
 /// It is not understood.
 pub fn passed_on(definition: &serde_json::Value, id: &str) -> io::Result<Option<serde_json::Value>> {
     let told = Definition::told(definition)?;
-    Ok(told.objections(id).is_empty().then(|| told.of_no_node().value()))
+    Ok(told.objections(id, &[]).is_empty().then(|| told.of_no_node().value()))
+}
+
+/// A definition with volumes of Podman's in the place of what it has of a node at these targets.
+///
+/// # Errors
+/// It is not understood.
+pub fn with_volumes(
+    definition: &serde_json::Value,
+    volumes: &[(VolumeName, PathBuf)],
+) -> io::Result<serde_json::Value> {
+    Ok(Definition::told(definition)?.of_no_node().with_volumes(volumes).value())
 }
 
 #[async_trait]
@@ -126,8 +136,9 @@ impl Keeps for Podman {
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError> {
         let (_, definition) = self.kept(config)?;
         let volumes = definition.volumes_and_targets();
+        let bound = definition.binds().into_iter().map(|mount| mount.target).collect();
         let masked = definition.masked().into_iter().map(str::to_owned).collect();
-        Ok(Inside { volumes, masked })
+        Ok(Inside { volumes, bound, masked })
     }
 
     async fn find_one(
@@ -176,7 +187,7 @@ impl Keeps for Podman {
         is_new: bool,
     ) -> Result<Vec<String>, EngineError> {
         let (kept, definition) = self.kept(config)?;
-        let mut found = definition.objections(&kept.id);
+        let mut found = definition.objections(&kept.id, &config.mounts);
         if !is_new {
             return Ok(found);
         }
@@ -342,27 +353,8 @@ impl Keeps for Podman {
         }
     }
 
-    fn command_in(
-        &self,
-        config: &ContainerConfig,
-        id: &str,
-        request: &ExecRequest,
-    ) -> tokio::process::Command {
-        let mut words: Vec<&str> = vec!["exec", "--interactive"];
-        words.extend(request.terminal.map(|_| "--tty"));
-        for pair in &request.env {
-            words.extend(["--env", pair]);
-        }
-        if let Some(user) = &request.user {
-            words.extend(["--user", user]);
-        }
-        if let Some(workdir) = &request.workdir {
-            words.extend(["--workdir", workdir]);
-        }
-        words.push(id);
-        words.extend(request.command.iter().map(String::as_str));
-        let words = words.into_iter().map(OsStr::new).collect();
-        self.command(&Call { name: &config.name, action: "run a command in", words, settings: None })
+    fn program(&self) -> tokio::process::Command {
+        self.in_its_settings()
     }
 
     async fn begin_arrival(

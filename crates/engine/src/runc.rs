@@ -28,7 +28,6 @@ pub(crate) mod spec;
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
@@ -330,18 +329,9 @@ impl Engine for Runc {
         let process = spec::command(config, request)
             .map_err(|source| EngineError::User { name: name.clone(), source })?;
         let failed = |source| io_error(name, format!("run {}", self.config.runc.display()), source);
-        // Not among runc's arguments, which every user of the machine can read: the environment may hold secrets.
-        let file = exec::description(process.to_string().as_bytes()).map_err(failed)?;
-        let raw_file = file.as_raw_fd();
-        let mut command =
-            self.runc(&["exec", "--process", &format!("/proc/self/fd/{raw_file}"), name.as_str()]);
-        // SAFETY: between fork and exec one system call is made, on a descriptor that is open until after the spawn.
-        unsafe {
-            command.pre_exec(move || match libc::fcntl(raw_file, libc::F_SETFD, 0) {
-                -1 => Err(io::Error::last_os_error()),
-                _ => Ok(()),
-            });
-        }
+        let mut command = self.runc(&["exec"]);
+        let file = exec::hand_over(&mut command, process.to_string().as_bytes()).map_err(failed)?;
+        command.args(["--process", &file, name.as_str()]);
         exec::start(command, request.terminal).map_err(failed)
     }
 

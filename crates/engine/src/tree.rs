@@ -27,6 +27,7 @@ mod blocks;
 mod compare;
 mod content;
 mod item;
+mod parts;
 mod receive;
 mod send;
 mod snapshot;
@@ -39,8 +40,9 @@ mod tests;
 pub use blocks::BlockHash;
 pub use compare::{Difference, compare};
 pub use item::{Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
+pub use parts::{Counts, Round, TreeSender};
 pub use receive::{Contents, Limits, Receiver};
-pub use send::{Elsewhere, Round, Sent, TreeSender, send, send_without};
+pub use send::{Elsewhere, Sent, send, send_without};
 pub use snapshot::{Changes, Snapshot};
 pub use written::Written;
 
@@ -118,6 +120,22 @@ pub enum TreeError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl TreeError {
+    /// The same, of a tree whose root people know by this path.
+    fn in_tree(mut self, path: &Path) -> Self {
+        match &mut self {
+            Self::Io { root, .. }
+            | Self::NotCarried { root, .. }
+            | Self::NotWhole { root, .. }
+            | Self::Refused { root, .. }
+            | Self::Limit { root, .. }
+            | Self::Incomplete { root }
+            | Self::Sink { root, .. } => path.clone_into(root),
+        }
+        self
+    }
 }
 
 /// Writes all of the filesystem that `root` is on to its disk. A service that has been told by

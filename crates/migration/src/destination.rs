@@ -8,7 +8,8 @@
 //! are put in place while the service runs, and those that have stayed at the source follow.
 //!
 //! - [`mod@admit`]: whether it may come; [`ask`]: the same where a source only asks.
-//! - [`receive`]: all that comes, and the restore.
+//! - [`mod@layers`]: the layers that are missing here.
+//! - [`receive`]: all else that comes, and the restore.
 //! - [`own`]: the service is this node's.
 //! - [`prepared`]: it stays where it is, and what comes is for a move that may follow.
 //! - [`foreign`]: a pager of a version with which this one cannot speak.
@@ -18,6 +19,7 @@ mod admit;
 mod announced;
 mod ask;
 mod foreign;
+mod layers;
 mod log;
 mod own;
 pub(crate) mod page_receiver;

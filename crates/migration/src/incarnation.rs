@@ -66,6 +66,7 @@ impl Incarnation {
             name: name.clone(),
             hooks: Hooks::default(),
             image: String::new(),
+            image_digest: None,
             layers: Vec::new(),
             command: Vec::new(),
             env: Vec::new(),

@@ -39,6 +39,7 @@ pub mod attach;
 pub mod backoff;
 pub mod binds;
 pub mod blocking;
+mod bound;
 pub mod bulk;
 pub mod checkpoint;
 pub mod converge;
@@ -90,7 +91,7 @@ pub use report::{Outcome, Report};
 pub use resources::{Cluster, ClusterError, Decision, Known, LocalError, NodeResources};
 pub use restart::Restart;
 pub use service::{Attachment, Layout, Port, Service};
-pub use source::{Progress, Source};
+pub use source::{LackingLayers, Progress, Source};
 pub use volumes::Volume;
 pub use waits::{Wait, Waits};
 

@@ -6,8 +6,9 @@
 //!   │ ◄──────────────────── Accepted | Refused│  journal: reserved
 //!   │ ◄────────── RetainedPages… RetainedEnd  │  where the service has been there before
 //!   │ (further connections, each) Join ─────► │  streams for pages, one for faults
-//!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer
-//!   │ ◄─────────────────────────── LayerStored│
+//!   │ ◄──────────────────────── StillLacking  │  where it asks the image's registry first
+//!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer, the next before the one before is stored
+//!   │ ◄─────────────────────────── LayerStored│  per layer, as far as Accepted allows that
 //!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs; onto those that were
 //!   │                                         │  sent ahead: TreeOnto in place of TreeBegin
 //!   │ ◄─────────────────────────── TreeApplied│
@@ -70,7 +71,7 @@ use prost::Message as _;
 pub use self::contents::{
     Accepted, CriuVersion, FaultRequest, FilesKept, ImageData, ImageFile, ImagesEnd, Join, Layer,
     MOST_TMPFS_NAMES, Open, PageRanges, Purpose, Reason, Refused, Resume, RetainEnd, RetainedPages, Running,
-    Segments, SharedSegment, TmpfsBegin,
+    Segments, SharedSegment, StillLacking, TmpfsBegin,
 };
 pub use self::versions::{OLDEST_PROTOCOL_VERSION, Versions};
 pub use crate::step::{Reached, Step};
@@ -148,7 +149,7 @@ messages! {
         1 Heartbeat,
         /// A layer's blob is complete.
         7 LayerEnd,
-        /// The layer is verified and unpacked.
+        /// A layer is verified and unpacked.
         8 LayerStored,
         /// A round of changed files follows.
         9 TreeBegin,
@@ -224,6 +225,8 @@ messages! {
         34 Step(Reached),
         /// What has come is retained.
         44 RetainEnd(RetainEnd),
+        /// The image's registry was asked for the missing layers: these have to come from the source.
+        46 StillLacking(StillLacking),
         /// The round of files that are sent ahead is applied.
         51 FilesKept(FilesKept),
         /// As `Open`, from a source that only asks whether the service may come: nothing is reserved beyond the answer.
@@ -330,10 +333,13 @@ mod tests {
                 engine_layers: vec!["sha256:01".into()],
                 tries_storage: true,
                 retains: true,
+                layers_at_once: 3,
+                asks_registry: true,
                 takes_files: true,
                 no_files: "full".into(),
                 files: Bytes::from_static(b"token"),
             }),
+            Message::StillLacking(StillLacking { layers: vec!["sha256:00".into()] }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
             Message::LayerBegin(layer),
             Message::LayerData(Bytes::from_static(b"layer")),

@@ -111,6 +111,12 @@ pub struct Report {
     /// Those for which it had no room.
     #[serde(default)]
     pub not_retained_bytes: u64,
+    /// Blobs of layers that the destination had from the image's registry.
+    #[serde(default)]
+    pub layers_from_registry_bytes: u64,
+    /// Those that it had from the source.
+    #[serde(default)]
+    pub layers_from_source_bytes: u64,
     /// Files that the destination has, where the move was only prepared; else those that it had from a preparation.
     #[serde(default)]
     pub retained_file_bytes: u64,
@@ -173,6 +179,8 @@ impl Report {
             shared_dump_bytes: 0,
             retained_bytes: 0,
             not_retained_bytes: 0,
+            layers_from_registry_bytes: 0,
+            layers_from_source_bytes: 0,
             retained_file_bytes: 0,
             files_stay: String::new(),
             memory_bytes: 0,

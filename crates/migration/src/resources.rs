@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_engine::image::{Digest, Store};
+use godwit_engine::image::{Digest, Registries, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError};
 use godwit_memory::tracker::Detected;
@@ -115,6 +115,8 @@ pub struct NodeResources {
     pub hooks: PathBuf,
     /// Layers.
     pub store: Arc<Store>,
+    /// Where it may have layers from, beside the source of a service.
+    pub registries: Registries,
     /// The checkpointer.
     pub criu: Arc<dyn Checkpoint>,
     /// What this node has promised.

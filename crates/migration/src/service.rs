@@ -34,6 +34,9 @@ pub struct Service {
     pub epoch: u64,
     /// Where its image came from, in the user's words.
     pub image: String,
+    /// The digest of what that stood for in its registry when the service was made; none for an image from elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_digest: Option<String>,
     /// Digests of its layers, lowest first.
     pub layers: Vec<String>,
     /// Command with arguments.
@@ -64,7 +67,7 @@ pub struct Service {
     #[serde(default)]
     pub remove: bool,
     /// The engine of others that keeps its container, if one does: that has its root filesystem, its log and its restart
-    /// policy. `layers` has the ID of its image alone then, and `mounts` and `restart` say nothing.
+    /// policy. `layers` has the ID of its image alone then, `mounts` what it has of the node, and `restart` says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
     /// `NAME=VALUE` pairs for people.
@@ -318,6 +321,7 @@ pub(crate) mod tests {
             hooks: Hooks::default(),
             epoch: 3,
             image: "/images/redis.tar".into(),
+            image_digest: None,
             layers: vec!["sha256:00".into()],
             command: vec!["redis-server".into()],
             env: vec!["A=b".into()],

@@ -15,6 +15,7 @@
 //!
 //! - [`prepare`]: layers, files and pages are sent ahead, and the service stays.
 //! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move. [`check`]: both, and a forecast, without a move.
+//! - [`copies`]: the tree that its files are, with those of directories of this node that go with it.
 //! - [`files`], [`logs`]: changed files and the log, while it runs and at the end; [`ahead`]: files ahead of the move.
 //! - [`deadline`]: how long a frozen service waits for the destination.
 //! - [`serve`]: pages that follow after the commit; [`rest`]: what is left to do on this node.
@@ -26,6 +27,7 @@ mod ahead;
 mod answer;
 mod check;
 mod commit;
+mod copies;
 mod deadline;
 mod dump;
 mod error;
@@ -33,6 +35,7 @@ mod files;
 mod freeze;
 mod governor;
 mod jobs;
+mod layers;
 mod logs;
 mod obstacles;
 pub mod pace;
@@ -103,6 +106,8 @@ pub struct Progress {
     pub predicted_frozen_ms: f64,
     /// Pages asked for since the service runs at the destination.
     pub faults: u64,
+    /// What the destination lacked of the image, once it has answered.
+    pub lacking: Option<LackingLayers>,
 }
 
 impl Progress {
@@ -117,6 +122,19 @@ impl Progress {
 #[must_use]
 pub fn is_committed(phase: &str) -> bool {
     matches!(phase, "commit" | "serve" | "release")
+}
+
+/// What a destination lacks of an image, before it is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LackingLayers {
+    /// How many layers; 0 of an image that another engine keeps.
+    pub layers: usize,
+    /// Of how many; 0 of an image that another engine keeps.
+    pub of: usize,
+    /// Bytes of their blobs.
+    pub bytes: u64,
+    /// Whether the destination asks the image's registry first.
+    pub asks_registry: bool,
 }
 
 /// One migration away from this node.

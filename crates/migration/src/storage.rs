@@ -32,7 +32,7 @@ pub(crate) fn shared(service: &Service) -> impl Iterator<Item = &Path> {
 fn mounted(service: &Service) -> impl Iterator<Item = (&Path, &Path)> {
     service.mounts.iter().filter_map(|mount| match mount.bind()? {
         (source, OnMove::Shared) => Some((source, mount.target.as_path())),
-        (_, OnMove::Unsaid | OnMove::Skip) => None,
+        (_, OnMove::Unsaid | OnMove::Skip | OnMove::Copy) => None,
     })
 }
 
@@ -46,13 +46,13 @@ pub(crate) fn objections<'a>(service: &'a Service, to: &'a str) -> impl Iterator
             };
             let to = if to.is_empty() { "its destination".to_owned() } else { format!("node {to}") };
             let target = target.display();
-            format!("what is in {source}, which is mounted at {target}, does not move with it: say --mount {target}=shared if {to} has the same storage at that path, or --mount {target}=skip if the service is to have there what {to} has; a volume moves (`godwit run -v NAME:{target}`)")
+            format!("what is in {source}, which is mounted at {target}, does not move with it: say --mount {target}=shared if {to} has the same storage at that path, --mount {target}=skip if the service is to have there what {to} has, or --mount {target}=copy if the files are to go with it")
         },
     )
 }
 
 /// What is at a path of a service: its links lead nowhere but into its root directory.
-fn inside(root: &Path, path: &Path) -> io::Result<Metadata> {
+pub(crate) fn inside(root: &Path, path: &Path) -> io::Result<Metadata> {
     let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
@@ -221,7 +221,13 @@ mod tests {
         assert!(said(OnMove::Skip).is_empty() && said(OnMove::Shared).is_empty());
         let unsaid = said(OnMove::Unsaid);
         assert_eq!(unsaid.len(), 2);
-        assert!(unsaid[0].contains("--mount /data=skip") && unsaid[0].contains("node b"), "{}", unsaid[0]);
+        assert!(
+            unsaid[0].contains("--mount /data=skip")
+                && unsaid[0].contains("=copy")
+                && unsaid[0].contains("node b"),
+            "{}",
+            unsaid[0]
+        );
         // A file in the place of the directory.
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("file");

@@ -187,6 +187,7 @@ fn entry(row: &Row) -> Entry {
         hooks: godwit_migration::hooks::Hooks::default(),
         epoch: row.epoch,
         image: String::new(),
+        image_digest: None,
         layers: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),

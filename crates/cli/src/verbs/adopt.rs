@@ -17,6 +17,7 @@ Examples:
   podman run -d --name web -p 8080:80 nginx && godwit adopt podman:web --leave-networks
   docker run -d --name web -p 8080:80 nginx && godwit adopt docker:web --leave-networks
   podman run -d --name db --network none postgres && godwit adopt podman:db
+  docker run -d --name web -v /srv/data:/data nginx && godwit adopt docker:web --leave-networks --mount /data=copy
   godwit adopt podman:3f4a0c2b9d17 --name cache --ip 10.88.0.10")]
 pub(crate) struct Args {
     /// Engine and container: podman: or docker:, and a name or an ID
@@ -39,6 +40,10 @@ pub(crate) struct Args {
     /// ports that the engine did
     #[arg(long)]
     leave_networks: bool,
+    /// What becomes of a bind mount in a move, by its target, as for `migrate`: `skip`, `shared` or `copy`; else each move is to
+    /// say it
+    #[arg(long, value_name = "TARGET=WHAT", value_parser = values::on_move)]
+    mount: Vec<(String, String)>,
     /// Program in the nodes' directory of hooks to run at a point of a move: pre-freeze, post-resume, aborted
     #[arg(long, value_name = "POINT=NAME", value_parser = values::hook)]
     hook: Vec<(String, String)>,
@@ -64,6 +69,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         labels: args.label,
         hooks: args.hook.into_iter().collect(),
         leave_networks: args.leave_networks,
+        mounts: args.mount.into_iter().collect(),
     };
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.adopt(request).await;

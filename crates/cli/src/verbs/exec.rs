@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Write as _},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Environment of the command: NAME=VALUE, or NAME to pass on your own
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
+    /// Environment of the command from a file, a line each as for --env
+    #[arg(long, value_name = "FILE")]
+    env_file: Vec<PathBuf>,
     /// User that runs the command: UID, UID:GID, or a name that the image knows
     #[arg(short, long)]
     user: Option<String>,
@@ -55,7 +59,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let mut env: Vec<_> = args.env.into_iter().filter(|entry| !entry.is_empty()).collect();
+    let mut env = Vec::new();
+    for file in &args.env_file {
+        env.extend(values::env_file(file)?);
+    }
+    // What --env says comes later, and holds.
+    env.extend(args.env.into_iter().filter(|entry| !entry.is_empty()));
     if args.tty
         && !env.iter().any(|entry| entry.starts_with("TERM="))
         && let Ok(kind) = std::env::var("TERM")

@@ -39,9 +39,19 @@ enum ImageVerb {
 
 #[derive(Debug, clap::Args)]
 struct List {
+    #[command(flatten)]
+    images: Images,
     /// List layers, also those of services that arrived or were run from a file
     #[arg(long)]
     layers: bool,
+}
+
+/// Which part of the list of images.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Images {
+    /// Only names; of layers only digests
+    #[arg(short, long)]
+    quiet: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -53,8 +63,8 @@ struct Remove {
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match args.verb {
-        ImageVerb::Ls(List { layers: false }) => images(global).await,
-        ImageVerb::Ls(List { layers: true }) => layers(global).await,
+        ImageVerb::Ls(List { layers: false, images: args }) => images(args, global).await,
+        ImageVerb::Ls(List { layers: true, images: args }) => layers(args, global).await,
         ImageVerb::Rm(args) => remove(args.layers, global).await,
         ImageVerb::Prune => remove(Vec::new(), global).await,
     }
@@ -67,10 +77,14 @@ async fn list(global: &Global) -> anyhow::Result<ImageListResponse> {
 }
 
 /// `godwit images`.
-pub(crate) async fn images(global: &Global) -> anyhow::Result<ExitCode> {
+pub(crate) async fn images(args: Images, global: &Global) -> anyhow::Result<ExitCode> {
     let images = list(global).await?.images;
     if global.json {
         output::json(&images)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.quiet {
+        output::names(images.iter().map(|image| &image.reference))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new(["IMAGE", "DIGEST", "PLATFORM", "SIZE", "PULLED", "SERVICES"]);
@@ -88,10 +102,14 @@ pub(crate) async fn images(global: &Global) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn layers(global: &Global) -> anyhow::Result<ExitCode> {
+async fn layers(args: Images, global: &Global) -> anyhow::Result<ExitCode> {
     let layers = list(global).await?.layers;
     if global.json {
         output::json(&layers)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.quiet {
+        output::names(layers.iter().map(|layer| &layer.digest))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new(["LAYER", "SIZE", "LAST USED", "SERVICES"]);

@@ -208,6 +208,10 @@ fn table(report: &MigrationReport) -> Table {
     if report.retained_file_bytes > 0 {
         row("files that were sent ahead", output::bytes(report.retained_file_bytes));
     }
+    if report.layers_from_registry_bytes > 0 {
+        row("layers from their registry", output::bytes(report.layers_from_registry_bytes));
+        row("layers from the source", output::bytes(report.layers_from_source_bytes));
+    }
     if report.shared_bytes > 0 || report.shared_dump_bytes > 0 {
         row("  shared memory before the freeze", output::bytes(report.shared_bytes));
         row("  shared memory while frozen", output::bytes(report.shared_dump_bytes));

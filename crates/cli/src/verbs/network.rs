@@ -31,7 +31,7 @@ enum NetworkVerb {
     Create(Create),
     /// List the networks and the services on them
     #[command(visible_alias = "list")]
-    Ls,
+    Ls(List),
     /// Remove networks without services from all nodes of the cluster, which must all be reachable
     Rm(Remove),
     /// Show how this node takes part in a network: MTU, port, permitted senders, encryption, other nodes
@@ -55,6 +55,13 @@ struct Create {
 }
 
 #[derive(Debug, clap::Args)]
+struct List {
+    /// Only names
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+#[derive(Debug, clap::Args)]
 struct Remove {
     /// The networks
     #[arg(required = true)]
@@ -71,7 +78,7 @@ struct Inspect {
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match args.verb {
         NetworkVerb::Create(args) => create(args, global).await,
-        NetworkVerb::Ls => list(global).await,
+        NetworkVerb::Ls(args) => list(args, global).await,
         NetworkVerb::Rm(args) => remove(args, global).await,
         NetworkVerb::Inspect(args) => inspect(args, global).await,
     }
@@ -95,12 +102,16 @@ async fn create(args: Create, global: &Global) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(global: &Global) -> anyhow::Result<ExitCode> {
+async fn list(args: List, global: &Global) -> anyhow::Result<ExitCode> {
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.network_list(NetworkListRequest {}).await;
     let networks = answer.map_err(|status| connection.explain(&status))?.into_inner().networks;
     if global.json {
         output::json(&networks)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.quiet {
+        output::names(networks.iter().filter_map(|entry| Some(&entry.network.as_ref()?.name)))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new(["NAME", "SUBNET", "IPV6", "VNI", "STATE", "SERVICES"]);

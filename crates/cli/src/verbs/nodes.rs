@@ -28,9 +28,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         return Ok(ExitCode::SUCCESS);
     }
     if args.quiet {
-        for node in &nodes {
-            output::line(&node.name)?;
-        }
+        output::names(nodes.iter().map(|node| &node.name))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new([

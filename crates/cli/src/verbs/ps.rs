@@ -41,9 +41,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         return Ok(ExitCode::SUCCESS);
     }
     if args.quiet {
-        for service in &services {
-            output::line(&service.name)?;
-        }
+        output::names(services.iter().map(|service| &service.name))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = Table::new(["NAME", "NODE", "ADDRESS", "STATE", "STARTED", "MEMORY", "PORTS", "COMMAND"]);

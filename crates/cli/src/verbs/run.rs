@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// File with NAME=VALUE or NAME on each line; --env overrides it; lines that begin with # are comments
     #[arg(long, value_name = "FILE")]
     env_file: Vec<std::path::PathBuf>,
-    /// Mount into the container: type=volume,src=NAME,dst=PATH[,ro], type=bind,src=PATH,dst=PATH[,ro][,move=skip|shared] or
+    /// Mount into the container: type=volume,src=NAME,dst=PATH[,ro], type=bind,src=PATH,dst=PATH[,ro][,move=skip|shared|copy] or
     /// type=tmpfs,dst=PATH[,size=64m]
     #[arg(long, value_name = "MOUNT", value_parser = values::mount)]
     mount: Vec<Mount>,

@@ -29,7 +29,7 @@ enum VolumeVerb {
     Create(Create),
     /// List the volumes of this node and the services that have them
     #[command(visible_alias = "list")]
-    Ls,
+    Ls(List),
     /// Show volumes as JSON
     Inspect(Named),
     /// Remove volumes that no service has, with their files
@@ -42,6 +42,13 @@ enum VolumeVerb {
 struct Create {
     /// Its name, unique in the cluster [default: made up]
     name: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// Only names
+    #[arg(short, long)]
+    quiet: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -61,7 +68,7 @@ struct Prune {
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match args.verb {
         VolumeVerb::Create(args) => create(args, global).await,
-        VolumeVerb::Ls => list(global).await,
+        VolumeVerb::Ls(args) => list(args, global).await,
         VolumeVerb::Inspect(args) => inspect(args.names, global).await,
         VolumeVerb::Rm(args) => remove(args.names, global).await,
         VolumeVerb::Prune(args) => prune(args, global).await,
@@ -86,10 +93,14 @@ async fn volumes(global: &Global) -> anyhow::Result<Vec<Volume>> {
     Ok(answer.map_err(|status| connection.explain(&status))?.into_inner().volumes)
 }
 
-async fn list(global: &Global) -> anyhow::Result<ExitCode> {
+async fn list(args: List, global: &Global) -> anyhow::Result<ExitCode> {
     let volumes = volumes(global).await?;
     if global.json {
         output::json(&volumes.iter().map(shown).collect::<Vec<_>>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.quiet {
+        output::names(volumes.iter().map(|volume| &volume.name))?;
         return Ok(ExitCode::SUCCESS);
     }
     table(volumes)?;

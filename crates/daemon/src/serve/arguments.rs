@@ -87,6 +87,10 @@ pub(crate) struct ServeArgs {
     /// they are removed earlier
     #[arg(long, default_value_t = 168, value_name = "HOURS")]
     pub keep_layers: u32,
+    /// Registries from which this node fetches layers of services that come to it, by the hosts that references begin with
+    /// [default: none; layers come from the node that the service leaves]
+    #[arg(long, value_name = "REGISTRY,...", value_delimiter = ',')]
+    pub pull_layers: Vec<String>,
     /// How written pages are found
     #[arg(long, value_enum, default_value_t = Track::Auto)]
     pub tracker: Track,

@@ -9,7 +9,7 @@ use godwit_api::v1::Member;
 use godwit_criu::Criu;
 use godwit_engine::Engines;
 use godwit_engine::docker::{Docker, DockerConfig};
-use godwit_engine::image::Store;
+use godwit_engine::image::{Registries, Store};
 use godwit_engine::podman::{Podman, PodmanConfig};
 use godwit_engine::runc::{Runc, RuncConfig};
 use godwit_memory::tracker::{self, Backend, Detected};
@@ -140,6 +140,7 @@ pub(super) async fn build(
         hooks: args.hooks.clone(),
         binds: Binds { allowed: args.allow_bind.clone(), own: vec![args.state.clone(), args.run.clone()] },
         store: Arc::new(store),
+        registries: Registries::these(args.pull_layers.iter().cloned()).context("--pull-layers")?,
         journal: Journal::open(&args.state.join("journal.db"))?,
         cluster: Arc::new(ClusterView(Arc::downgrade(&node))),
         promised: Promised::up_to(args.incoming_memory << 20),

@@ -68,7 +68,7 @@ pub fn read(unpacked: &Unpacked) -> Result<Theirs, ArchiveError> {
 pub fn described(config: &[u8], spec: &[u8]) -> Result<Theirs, ArchiveError> {
     let definition = Definition::of(config, spec)
         .map_err(|error| ArchiveError::Damaged(format!("{CONFIG} or {SPEC}: {error}")))?;
-    let objections = definition.objections(definition.text("id"));
+    let objections = definition.objections(definition.text("id"), &[]);
     if !objections.is_empty() {
         return Err(ArchiveError::Unfit(objections.join("; ")));
     }

@@ -9,12 +9,12 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::definition::{Config, Definition, HostConfig, MountedVolume, OTHERWISE};
+use super::definition::{Bound, Config, Definition, HostConfig, MountedVolume, OTHERWISE};
 use super::{Docker, RUNTIME, encoded, filtered, shim_of};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
-use crate::foreign::{Found, Look, Port, landing, on_networks};
+use crate::foreign::{Found, Look, Port, bound, landing, on_networks};
 
 /// A container as `docker inspect` tells it.
 #[derive(Debug, Clone, Deserialize)]
@@ -67,6 +67,7 @@ struct Mount {
     driver: String,
     #[serde(rename = "RW")]
     rw: bool,
+    propagation: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -214,10 +215,12 @@ impl Inspected {
             match mount.r#type.as_str() {
                 "volume" if matches!(mount.driver.as_str(), "" | "local") => {}
                 "volume" => found.push(format!("its volume {} is one of {}", mount.name, mount.driver)),
+                "bind" if matches!(mount.propagation.as_str(), "" | "rprivate" | "private") => {}
                 "bind" => found.push(format!(
-                    "it has {} of the node mounted on {}, which does not move yet",
+                    "it has {} of the node mounted on {} as {}, which does not move",
                     mount.source.display(),
-                    mount.destination
+                    mount.destination,
+                    mount.propagation
                 )),
                 other => found.push(format!(
                     "it has a mount of type {other} on {}, which does not move yet",
@@ -236,6 +239,12 @@ impl Inspected {
             target: mount.destination.clone(),
             read_only: !mount.rw,
         };
+        let binds = self.mounts.iter().filter(|mount| mount.r#type == "bind");
+        let bound = |mount: &Mount| Bound {
+            source: mount.source.clone(),
+            target: mount.destination.clone(),
+            read_only: !mount.rw,
+        };
         let image = self.config.get("Image").and_then(Value::as_str).unwrap_or_default();
         Ok(Definition {
             name: self.name.trim_start_matches('/').to_owned(),
@@ -243,6 +252,7 @@ impl Inspected {
             config: Config::deserialize(Value::Object(self.config.clone()))?,
             host: HostConfig::deserialize(Value::Object(self.host_config.clone()))?,
             volumes: volumes.map(of).collect(),
+            binds: binds.map(bound).collect(),
         })
     }
 }
@@ -276,7 +286,8 @@ impl Docker {
             .definition()
             .map_err(|error| refused(format!("what Docker tells of it is not understood: {error}")))?;
         let mut objections = inspected.objections();
-        objections.extend(definition.objections());
+        let of_node = definition.mounts();
+        objections.extend(definition.objections(&of_node));
         objections.extend(self.info(name).await?.objection());
         let volumes: Vec<_> = inspected.volumes().into_iter().map(|volume| volume.name).collect();
         objections.extend(self.volume_objections(name, &volumes, 1).await?);
@@ -294,6 +305,13 @@ impl Docker {
         let mounts = spec["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
         if mounts.iter().any(|mount| mount["destination"] == "/sbin/docker-init") {
             return Err(refused("it has an init process of the node (\"init\" in Docker's settings)".into()));
+        }
+        let path = format!("/proc/{}/mountinfo", look.pid);
+        let inside =
+            fs::read_to_string(&path).map_err(|source| io_error(name, format!("read {path}"), source))?;
+        let places = mounts.iter().filter_map(|mount| Some(mount["destination"].as_str()?.to_owned()));
+        if let Some(objection) = bound::mounted_below(&inside, &of_node, &places.collect()) {
+            return Err(refused(objection));
         }
         let process = &spec["process"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -320,6 +338,7 @@ impl Docker {
             workdir: text(&process["cwd"]).into(),
             memory_bytes: resources["memory"]["limit"].as_u64().unwrap_or(0),
             cpu_millis: u32::try_from(millis).unwrap_or(0),
+            mounts: of_node,
             networks: look.networks,
             ports: inspected.ports(),
             kept: Kept { keeper: Keeper::Docker, id: inspected.id.clone(), definition: definition.value() },

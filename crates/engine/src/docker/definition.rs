@@ -6,13 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
 
+use godwit_names::VolumeName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::container::{Mount, MountKind, OnMove};
 use crate::foreign::limits::{self, Changes};
 use crate::foreign::making::{WantedRestart, limit};
-use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, is_id, is_target, is_volume};
+use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, bound, is_id, is_target, is_volume};
 
 type Texts = Option<Vec<String>>;
 type Table = Option<BTreeMap<String, String>>;
@@ -134,6 +137,21 @@ pub(super) struct MountedVolume {
     pub(super) read_only: bool,
 }
 
+/// A file or directory of a node in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Bound {
+    pub(super) source: PathBuf,
+    pub(super) target: String,
+    pub(super) read_only: bool,
+}
+
+impl Bound {
+    fn mount(&self) -> Mount {
+        let kind = MountKind::Bind { source: self.source.clone(), on_move: OnMove::Unsaid };
+        Mount { kind, target: self.target.clone().into(), read_only: self.read_only }
+    }
+}
+
 /// What Docker makes a container from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Definition {
@@ -143,6 +161,9 @@ pub(super) struct Definition {
     pub(super) config: Config,
     pub(super) host: HostConfig,
     pub(super) volumes: Vec<MountedVolume>,
+    /// What it has of the node that it is on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) binds: Vec<Bound>,
 }
 
 /// Drivers that keep a log on the node, and tell nobody else.
@@ -206,8 +227,25 @@ impl Definition {
         self.host.masked_paths.clone().unwrap_or_default()
     }
 
-    /// What speaks against making it on another node.
-    pub(super) fn objections(&self) -> Vec<String> {
+    /// The same with volumes of Docker's in the place of what it has of a node at these targets.
+    pub(super) fn with_volumes(mut self, volumes: &[(VolumeName, PathBuf)]) -> Self {
+        for (name, target) in volumes {
+            let Some(at) = self.binds.iter().position(|bound| Path::new(&bound.target) == target) else {
+                continue;
+            };
+            let Bound { target, read_only, .. } = self.binds.remove(at);
+            self.volumes.push(MountedVolume { name: name.as_str().to_owned(), target, read_only });
+        }
+        self
+    }
+
+    /// What it has of the node that it is on.
+    pub(super) fn mounts(&self) -> Vec<Mount> {
+        self.binds.iter().map(Bound::mount).collect()
+    }
+
+    /// What speaks against making it on another node. It has that of it which its service has, and nothing else.
+    pub(super) fn objections(&self, of_service: &[Mount]) -> Vec<String> {
         let host = &self.host;
         let mut found = Vec::new();
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
@@ -224,6 +262,10 @@ impl Definition {
             if self.volumes[..number].iter().any(|other| other.name == volume.name) {
                 found.push(format!("its volume {} is mounted twice", volume.name));
             }
+        }
+        found.extend(bound::objections(&self.mounts(), of_service));
+        if let Some(Bound { target, .. }) = self.binds.iter().find(|bound| !is_target(&bound.target)) {
+            found.push(format!("it has a mount on {target:?}"));
         }
         if !matches!(host.ipc_mode.as_str(), "" | "private" | "none") {
             found.push(format!("its IPC namespace is {:?} (--ipc)", host.ipc_mode));
@@ -344,7 +386,15 @@ impl Definition {
             })
         });
         let mut host = json!(self.host);
-        host["Mounts"] = mounts.collect();
+        let binds = self.binds.iter().map(|bound| {
+            json!({
+                "Type": "bind",
+                "Source": bound.source,
+                "Target": bound.target,
+                "ReadOnly": bound.read_only,
+            })
+        });
+        host["Mounts"] = mounts.chain(binds).collect();
         host["RestartPolicy"] = json!(RestartPolicy { name: "no".into(), maximum_retry_count: 0 });
         host["NetworkMode"] = "none".into();
         host["Runtime"] = runtime.into();
@@ -384,13 +434,14 @@ mod tests {
                 "LogConfig": { "Type": "json-file", "Config": {} },
             },
             "volumes": [{ "name": "data", "target": "/data", "read_only": false }],
+            "binds": [],
         })
     }
 
     #[test]
     fn only_what_is_known_is_passed_on() {
         let told = Definition::told(&definition()).unwrap();
-        assert_eq!(told.objections(), [""; 0]);
+        assert_eq!(told.objections(&[]), [""; 0]);
         assert_eq!(told.restart_policy(), json!({ "Name": "always", "MaximumRetryCount": 0 }));
         let created = told.of_no_node().to_create("web:1", "godwit", "new");
         let host = created["HostConfig"].as_object().unwrap();
@@ -442,6 +493,7 @@ mod tests {
             ("/image/1", json!("sha256:../x"), "ID of its image"),
             ("/volumes/0/name", json!("../x"), "volume \"../x\""),
             ("/volumes/0/target", json!("/a/../b"), "volume \"data\" on"),
+            ("/binds", json!([{ "source": "/etc", "target": "/x", "read_only": true }]), "/etc of the node"),
             ("/host/IpcMode", json!("host"), "--ipc"),
             ("/host/LogConfig/Type", json!("syslog"), "--log-driver"),
             ("/host/LogConfig/Config", json!({ "syslog-address": "x" }), "--log-opt"),
@@ -450,7 +502,7 @@ mod tests {
         for (path, value, reason) in cases {
             let mut changed = definition();
             *changed.pointer_mut(path).unwrap() = value;
-            let found = Definition::told(&changed).unwrap().objections();
+            let found = Definition::told(&changed).unwrap().objections(&[]);
             assert!(found.len() == 1 && found[0].contains(reason), "{path}: {found:?}");
         }
         let more = [
@@ -462,8 +514,27 @@ mod tests {
         for (name, value, reason) in more {
             let mut changed = definition();
             changed["host"][name] = value;
-            let found = Definition::told(&changed).unwrap().objections();
+            let found = Definition::told(&changed).unwrap().objections(&[]);
             assert!(found.len() == 1 && found[0].contains(reason), "{name}: {found:?}");
         }
+    }
+
+    #[test]
+    fn what_is_bound_is_what_the_service_has_or_becomes_a_volume() {
+        let mut bound = definition();
+        bound["binds"] = json!([{ "source": "/srv", "target": "/srv", "read_only": true }]);
+        let told = Definition::told(&bound).unwrap();
+        let allowed = told.binds[0].mount();
+        assert_eq!(told.objections(std::slice::from_ref(&allowed)), [""; 0]);
+        let other = Mount { read_only: false, ..allowed };
+        assert_eq!(told.objections(&[other]).len(), 2);
+        let mounts = told.to_create("web:1", "godwit", "new")["HostConfig"]["Mounts"].clone();
+        assert_eq!(
+            mounts[1],
+            json!({ "Type": "bind", "Source": "/srv", "Target": "/srv", "ReadOnly": true })
+        );
+        let copied = told.with_volumes(&[("web-srv".parse().unwrap(), "/srv".into())]);
+        assert!(copied.binds.is_empty() && copied.volumes[1].read_only);
+        assert_eq!(copied.volumes_and_targets()[1], ("web-srv".to_owned(), "/srv".to_owned()));
     }
 }

@@ -13,7 +13,7 @@ use super::limits::Changes;
 use super::record::Record;
 use super::state;
 use crate::confinement::User;
-use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept};
+use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, Mount};
 
 /// The pauses before an engine is told again how to restart a container.
 const POLICY_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
@@ -45,6 +45,8 @@ pub struct Found {
     pub memory_bytes: u64,
     /// CPU limit in thousandths; 0 for none.
     pub cpu_millis: u32,
+    /// What it has of the node. Nobody has said what becomes of it in a move.
+    pub mounts: Vec<Mount>,
     /// The engine's networks that it is on, and what it takes to put it on each again.
     pub networks: Vec<(String, String)>,
     /// Ports of the node that the engine has lead into it over them.

@@ -18,7 +18,6 @@ use super::record::{Life, Record, Volume};
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
 };
-use crate::exec::ExecRequest;
 use crate::processes::{Processes, cgroup, process};
 
 /// A container as its engine tells it.
@@ -46,6 +45,8 @@ pub(crate) struct Look {
 pub(crate) struct Inside {
     /// Its volumes, by name and place.
     pub(crate) volumes: Vec<(String, String)>,
+    /// Where it has files or directories of the node.
+    pub(crate) bound: Vec<PathBuf>,
     /// Paths that it does not see.
     pub(crate) masked: Vec<String>,
 }
@@ -239,13 +240,8 @@ pub(crate) trait Keeps: Send + Sync {
     /// Returns when the engine has a container run.
     async fn until_it_runs(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
 
-    /// The engine's command for a command in a container.
-    fn command_in(
-        &self,
-        config: &ContainerConfig,
-        id: &str,
-        request: &ExecRequest,
-    ) -> tokio::process::Command;
+    /// The engine's program, for words that a user would type.
+    fn program(&self) -> tokio::process::Command;
 
     async fn begin_arrival(
         &self,

@@ -14,7 +14,7 @@ use super::definition::Definition;
 use super::{Podman, arrival};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
-use crate::foreign::{Found, landing, on_networks};
+use crate::foreign::{Found, bound, landing, on_networks};
 
 impl Podman {
     pub(super) async fn find(
@@ -35,7 +35,8 @@ impl Podman {
         if let Some(namespace) = namespace {
             definition.in_own_namespace(namespace);
         }
-        let mut objections = definition.objections(&inspected.id);
+        let of_node = definition.binds();
+        let mut objections = definition.objections(&inspected.id, &of_node);
         if inspected.host_config.auto_remove {
             objections.push("it is removed when it ends (--rm), as it does for Podman when it moves".into());
         }
@@ -46,6 +47,10 @@ impl Podman {
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
         objections.extend(landing::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
+        let path = format!("/proc/{}/mountinfo", inspected.state.pid);
+        let inside =
+            fs::read_to_string(&path).map_err(|source| io_error(name, format!("read {path}"), source))?;
+        objections.extend(bound::mounted_below(&inside, &of_node, &definition.places()));
         let networks = inspected.networks();
         if !networks.is_empty() && !leaves_networks {
             objections.push(on_networks(Keeper::Podman, &networks));
@@ -84,6 +89,7 @@ impl Podman {
             workdir: text(&process["cwd"]).into(),
             memory_bytes: resources["memory"]["limit"].as_u64().unwrap_or(0),
             cpu_millis: u32::try_from(millis).unwrap_or(0),
+            mounts: of_node,
             networks,
             ports,
             kept: Kept { keeper: Keeper::Podman, id: inspected.id, definition: definition.value() },

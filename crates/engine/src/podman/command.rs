@@ -160,12 +160,19 @@ pub(super) struct Call<'a> {
 impl Podman {
     /// A call that is not under way yet.
     pub(super) fn command(&self, call: &Call<'_>) -> Command {
-        let mut command = Command::new(&self.config.podman);
-        command.args(&call.words).env("PATH", &self.path_variable).stdin(Stdio::null());
+        let mut command = self.in_its_settings();
+        command.args(&call.words);
         if let Some(settings) = call.settings {
             command.env("CONTAINERS_CONF", settings);
         }
         command
+    }
+
+    /// Podman, with the programs that it is to find, and nothing to read.
+    pub(super) fn in_its_settings(&self) -> Command {
+        let mut podman = Command::new(&self.config.podman);
+        podman.env("PATH", &self.path_variable).stdin(Stdio::null());
+        podman
     }
 
     /// Why a call could not be made.

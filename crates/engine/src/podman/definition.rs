@@ -20,7 +20,9 @@ use oci_spec::runtime::Spec;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::foreign::{ARRIVAL_LABEL, MASKED, Port, READ_ONLY, is_target, is_volume};
+use super::binds;
+use crate::container::Mount;
+use crate::foreign::{ARRIVAL_LABEL, MASKED, Port, READ_ONLY, bound, is_target, is_volume};
 
 /// Largest document taken, bytes; they have some tens of thousands.
 const LIMIT: u64 = 4 << 20;
@@ -89,7 +91,7 @@ const ANNOTATIONS: &[&str] =
     &["io.container.manager", "io.kubernetes.cri-o.", "io.podman.annotations.", "org.opencontainers.image."];
 
 /// Mounts of the container that Podman makes itself, on whatever node it is.
-const OWN_MOUNTS: &[&str] =
+pub(super) const OWN_MOUNTS: &[&str] =
     &["/dev/shm", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/run/.containerenv"];
 
 /// Filesystems of the kernel that a mount may be, and where; a tmpfs may be anywhere.
@@ -134,7 +136,7 @@ const LABELS_OF_NODE: &[&str] = &["io.containers.autoupdate", "PODMAN_SYSTEMD_UN
 const NAMESPACES: &[&str] = &["ipc", "mount", "network", "pid", "uts"];
 
 /// Whether this is an option of a mount that says how its files may be used, and nothing else.
-fn is_volume_option(option: &str) -> bool {
+pub(super) fn is_volume_option(option: &str) -> bool {
     const KNOWN: &[&str] = &[
         "rw", "ro", "nosuid", "suid", "nodev", "dev", "noexec", "exec", "bind", "rbind", "private",
         "rprivate", "slave", "rslave", "z", "Z", "copy", "nocopy",
@@ -160,7 +162,7 @@ fn canonical(spec: &Value) -> io::Result<Value> {
 }
 
 /// A mount of a filesystem of the kernel's, with nothing else in it; nothing where it is not one.
-fn of_kernel(mount: &Value) -> Option<Value> {
+pub(super) fn of_kernel(mount: &Value) -> Option<Value> {
     let (kind, target) = (mount["type"].as_str()?, mount["destination"].as_str()?);
     let place = KERNEL_MOUNTS.contains(&(kind, target)) || kind == "tmpfs" && is_target(target);
     let options = mount["options"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -184,7 +186,7 @@ const CGROUP_NAMESPACE: &str = "cgroup";
 /// What Podman makes a container from.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Definition {
-    config: Map<String, Value>,
+    pub(super) config: Map<String, Value>,
     pub(super) spec: Value,
 }
 
@@ -264,7 +266,9 @@ impl Definition {
     }
 
     /// What speaks against making it on another node.
-    pub(crate) fn objections(&self, id: &str) -> Vec<String> {
+    ///
+    /// It has that of the node which its service has, and nothing else.
+    pub(crate) fn objections(&self, id: &str, of_service: &[Mount]) -> Vec<String> {
         let mut found = Vec::new();
         let is_set = |value: &Value| match value {
             Value::Null | Value::Bool(false) => false,
@@ -306,6 +310,7 @@ impl Definition {
             found.push(format!("its volume {name} is mounted twice"));
         }
         self.examine_spec(&mut found);
+        found.extend(bound::objections(&self.binds(), of_service));
         found
     }
 
@@ -406,9 +411,12 @@ impl Definition {
             if is_volume || OWN_MOUNTS.contains(&target) || of_kernel(&mount).is_some() {
                 continue;
             }
+            if binds::of(&mount).is_some() {
+                continue;
+            }
             found.push(match (mount["type"].as_str(), mount["source"].as_str()) {
                 (Some("bind"), Some(source)) => {
-                    format!("it has {source} of the node mounted on {target}, which does not move yet")
+                    format!("it has {source} of the node mounted on {target} in a way that does not move")
                 }
                 _ => format!("it has a mount on {target} that godwit does not know"),
             });
@@ -443,7 +451,8 @@ impl Definition {
             targets.any(|target| mount["destination"] == target)
         };
         let others = mounts.iter().filter(|mount| !own(mount));
-        spec.insert("mounts".into(), others.filter_map(of_kernel).collect());
+        let others = others.filter_map(|mount| of_kernel(mount).or_else(|| binds::plain(mount)));
+        spec.insert("mounts".into(), others.collect());
         if let Some(process) = spec.get_mut("process").and_then(Value::as_object_mut) {
             process.remove("selinuxLabel");
         }
@@ -580,7 +589,7 @@ mod tests {
         let mut changed = definition();
         change(&mut changed);
         match Definition::told(&changed) {
-            Ok(definition) => definition.objections(ID),
+            Ok(definition) => definition.objections(ID, &[]),
             Err(error) => vec![format!("not understood: {error}")],
         }
     }
@@ -619,9 +628,9 @@ mod tests {
         changed["config"]["createNetNS"] = false.into();
         let mut told = Definition::told(&changed).unwrap();
         told.in_own_namespace(Path::new("/run/netns/y"));
-        assert!(told.objections(ID)[0].contains("--network ns:"));
+        assert!(told.objections(ID, &[])[0].contains("--network ns:"));
         told.in_own_namespace(Path::new("/run/netns/x"));
-        assert_eq!(told.objections(ID), [""; 0]);
+        assert_eq!(told.objections(ID, &[]), [""; 0]);
     }
 
     #[test]

@@ -16,9 +16,9 @@ use tokio::sync::mpsc;
 
 use super::Podman;
 use super::command::{Call, failed, said};
-use super::environment::Environment;
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
+use crate::foreign::environment::Environment;
 use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, WantedRestart, limit};
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, LONG, SHORT, is_id};

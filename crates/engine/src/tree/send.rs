@@ -37,7 +37,7 @@ pub struct Sent {
 
 /// A tree that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
-pub struct TreeSender {
+pub(super) struct TreeSender {
     root: PathBuf,
     last: Option<Snapshot>,
     /// What the receiver has of files, where it takes parts of them.
@@ -50,31 +50,28 @@ pub struct TreeSender {
 
 /// A round that is known but not sent.
 #[derive(Debug)]
-pub struct Round {
+pub(super) struct Round {
     snapshot: Snapshot,
     /// What will be sent.
-    pub changes: Changes,
+    pub(super) changes: Changes,
     /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
-    #[must_use]
-    pub fn new(root: &Path) -> Self {
+    pub(super) fn new(root: &Path) -> Self {
         Self { root: root.to_path_buf(), last: None, known: None, lasts: false, certain: None }
     }
 
     /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
-    #[must_use]
-    pub fn lasting(self, lasts: bool) -> Self {
+    pub(super) fn lasting(self, lasts: bool) -> Self {
         Self { lasts, ..self }
     }
 
     /// After a round of which it is not known how much has come, and whatever became of it at the receiver: what it was to
     /// change is sent again, whole. None where it was the first: the receiver has nothing of use.
-    #[must_use]
-    pub fn doubted(mut self) -> Option<Self> {
+    pub(super) fn doubted(mut self) -> Option<Self> {
         let certain = self.certain.take()?;
         if let Some(known) = &mut self.known {
             known.keep_certain(&certain);
@@ -84,39 +81,30 @@ impl TreeSender {
     }
 
     /// The last round has come.
-    pub fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         self.certain = None;
     }
 
-    /// The directory.
-    #[must_use]
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
     /// Memory that it takes about, bytes.
-    #[must_use]
-    pub fn memory(&self) -> u64 {
+    pub(super) fn memory(&self) -> u64 {
         let snapshots = self.last.iter().chain(&self.certain).map(Snapshot::memory);
         snapshots.fold(self.known.as_ref().map_or(0, Known::memory), u64::saturating_add)
     }
 
     /// What the receiver has when the last round has come: names, and bytes of files.
-    #[must_use]
-    pub fn there(&self) -> (u64, u64) {
+    pub(super) fn there(&self) -> (u64, u64) {
         self.last.as_ref().map_or((0, 0), |last| (last.entries(), last.bytes()))
     }
 
     /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
     /// takes [`Hold`], [`Hole`], and files that begin with what was there.
-    #[must_use]
-    pub fn by_blocks(self, hash: BlockHash) -> Self {
+    pub(super) fn by_blocks(self, hash: BlockHash) -> Self {
         Self { known: Some(Known::new(hash)), ..self }
     }
 
     /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
     /// is sent.
-    pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
+    pub(super) fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let mut round = self.find_round(frozen)?;
         if let Some(known) = self.known.as_ref().filter(|_| !frozen) {
             round.bytes = self.missing(known, &round.changes)?;
@@ -126,7 +114,7 @@ impl TreeSender {
 
     /// As [`TreeSender::next_round`], where nobody asks how many bytes will cross, which takes reading all changed files: the
     /// round says at most how many.
-    pub fn find_round(&self, frozen: bool) -> Result<Round, TreeError> {
+    pub(super) fn find_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
         let snapshot = snapshot.whole()?;
         let changes = match &self.last {
@@ -178,7 +166,7 @@ impl TreeSender {
     }
 
     /// Sends a round; after an error the receiver's copy is useless, but where it [lasts](Self::lasting).
-    pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+    pub(super) fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
         &mut self,
         round: Round,
         sink: &mut impl FnMut(Item) -> Result<(), E>,

@@ -5,6 +5,7 @@ mod blocks;
 mod broken;
 mod elsewhere;
 mod hostile;
+mod parts;
 mod rounds;
 
 use std::ffi::OsStr;

@@ -1,7 +1,6 @@
 //! What this node has sent ahead of the files of its services, and to whom.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -35,14 +34,14 @@ impl SentFiles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was sent of the files below `root` into the directory that `destination` has under this token; none where this
+    /// What was sent of the files that `of` is of into the directory that `destination` has under this token; none where this
     /// node does not know. No one else has it until what is returned is dropped.
     pub(crate) fn lend(
         self: &Arc<Self>,
         service: &Service,
         destination: &str,
         token: &[u8],
-        root: &Path,
+        of: &TreeSender,
     ) -> Option<Lent> {
         if token.is_empty() {
             // Perhaps it has one that is in use.
@@ -51,7 +50,7 @@ impl SentFiles {
         let key = (service.id.clone(), destination.to_owned());
         // Whatever is not of this directory is of none any more.
         let Sent { epoch, token: known, tree, .. } = self.lock().remove(&key)?;
-        let is_it = known == token && epoch == service.epoch && tree.root() == root;
+        let is_it = known == token && epoch == service.epoch && tree.is_of_same(of);
         is_it.then(|| Lent { store: Arc::clone(self), key, epoch, token: known, tree, sends: false })
     }
 
@@ -139,8 +138,7 @@ impl Lent {
     }
 
     fn take(&mut self) -> TreeSender {
-        let nothing = TreeSender::new(self.tree.root());
-        std::mem::replace(&mut self.tree, nothing)
+        std::mem::replace(&mut self.tree, TreeSender::of_parts())
     }
 }
 
@@ -162,6 +160,7 @@ impl Drop for Lent {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::fs;
+    use std::path::Path;
 
     use godwit_engine::tree::BlockHash;
     use xxhash_rust::xxh3::xxh3_128;
@@ -196,7 +195,8 @@ mod tests {
                 lent.settle(token.to_vec());
             }
         };
-        let lend = |token: &[u8]| all.lend(&service, "b", token, root.path());
+        let of = TreeSender::new(root.path());
+        let lend = |token: &[u8]| all.lend(&service, "b", token, &of);
         begin(b"one");
         // What is not sent to its end, or not at all, changes nothing of that.
         drop(lend(b"one").unwrap());
@@ -218,10 +218,10 @@ mod tests {
         assert!(lend(b"one").is_none(), "what the destination does not have is of no use any more");
         begin(b"one");
         let next = Service { epoch: service.epoch + 1, ..service.clone() };
-        assert!(all.lend(&next, "b", b"one", root.path()).is_none());
+        assert!(all.lend(&next, "b", b"one", &of).is_none());
         begin(b"one");
-        assert!(all.lend(&service, "c", b"one", root.path()).is_none());
-        assert!(all.lend(&service, "b", b"one", Path::new("/elsewhere")).is_none());
+        assert!(all.lend(&service, "c", b"one", &of).is_none());
+        assert!(all.lend(&service, "b", b"one", &TreeSender::new(Path::new("/elsewhere"))).is_none());
         begin(b"one");
         all.forget(&service.id);
         assert!(lend(b"one").is_none());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
-use godwit_engine::image::{Digest, Hold};
+use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
 use godwit_engine::{OnMove, OutputPipes};
 use godwit_names::is_name;
@@ -56,6 +56,8 @@ pub(super) struct Examined {
     protocol: u32,
     abilities: Abilities,
     missing: Vec<Layer>,
+    /// The image whose registry is asked for them first.
+    registry: Option<Pinned>,
     /// Layers that the engine of its container has here, where that lacks the image.
     engine_layers: Vec<String>,
     /// None where there is a reason against it.
@@ -74,6 +76,8 @@ pub(super) struct Admitted {
     pub(super) tree: tree::Limits,
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
+    /// The image whose registry is asked for them first.
+    pub(super) registry: Option<Pinned>,
     engine_layers: Vec<String>,
     pub(super) userfaultfd: bool,
     abilities: Abilities,
@@ -117,7 +121,7 @@ async fn examine(
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
-    reasons.extend(machine_objections(local, open));
+    reasons.extend(machine_objections(local, &service, open));
     reasons
         .extend(open.needs.iter().flat_map(|needs| needs.objections(std::path::Path::new("/"), &local.node)));
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
@@ -164,7 +168,7 @@ async fn examine(
         let refused = local.binds.foreign_objection(source, &local.node);
         let not_shared = || match on_move {
             OnMove::Shared => storage::objection(source, &open.migration, (&local.node, from)),
-            OnMove::Unsaid | OnMove::Skip => None,
+            OnMove::Unsaid | OnMove::Skip | OnMove::Copy => None,
         };
         reasons.extend(refused.or_else(not_shared));
     }
@@ -205,7 +209,8 @@ async fn examine(
             disk.div_ceil(1 << 20)
         ));
     }
-    Ok((Examined { service, protocol, abilities, missing, engine_layers, place, hold }, reasons))
+    let registry = asked_first(local, &service, open, &missing);
+    Ok((Examined { service, protocol, abilities, missing, registry, engine_layers, place, hold }, reasons))
 }
 
 /// The memory that it needs here, bytes.
@@ -225,13 +230,14 @@ pub(super) async fn answer_to_question(
     if !reasons.is_empty() {
         return Err(DestinationError::Refused(reasons));
     }
-    let Examined { service, protocol, abilities, missing, engine_layers, hold, .. } = examined;
+    let Examined { service, protocol, abilities, missing, registry, engine_layers, hold, .. } = examined;
     let charges = OutputPipes::try_from(open.output_pipes).is_ok();
     let answer = answer(protocol, local.userfaultfd, abilities, (&missing, charges));
     let files = local.kept_files.hold(&service, from).await.map(|held| held.token()).unwrap_or_default();
-    let accepted = Accepted { engine_layers, files: files.into(), ..answer };
+    let accepted =
+        Accepted { engine_layers, asks_registry: registry.is_some(), files: files.into(), ..answer };
     let tree = (open.tree_bytes, announced::tree_limits(open.tree_bytes, makes_devices(&service)));
-    Ok(Asked { service, id: open.migration, memory_bytes, missing, accepted, tree, _hold: hold })
+    Ok(Asked { service, id: open.migration, memory_bytes, missing, registry, accepted, tree, _hold: hold })
 }
 
 /// What a source has asked for that may come.
@@ -241,6 +247,8 @@ pub(super) struct Asked {
     /// That it needs here.
     pub(super) memory_bytes: u64,
     pub(super) missing: Vec<Layer>,
+    /// The image whose registry is asked for them first.
+    pub(super) registry: Option<Pinned>,
     pub(super) accepted: Accepted,
     /// Bytes of changed files, and what is taken of them.
     pub(super) tree: (u64, tree::Limits),
@@ -264,7 +272,7 @@ pub(super) async fn admit(
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
     let (examined, mut reasons) = examine(local, link.node(), &open).await?;
-    let Examined { service, protocol, abilities, missing, engine_layers, place, hold } = examined;
+    let Examined { service, protocol, abilities, missing, registry, engine_layers, place, hold } = examined;
     let memory = match local.reserve(memory_needed(&open)) {
         Ok(memory) => Some(memory),
         Err(reason) => {
@@ -312,6 +320,7 @@ pub(super) async fn admit(
         images_bytes: open.images_bytes,
         tree,
         missing,
+        registry,
         engine_layers,
         memory,
         timeline: Timeline::default(),
@@ -339,7 +348,9 @@ pub(super) async fn accept(
     let answer = answer(protocol, userfaultfd, abilities, (missing, charges));
     let engine_layers = admitted.engine_layers.clone();
     let files = files.map(Held::token).unwrap_or_default().into();
-    let accepted = Accepted { retained: retained.is_some(), key, engine_layers, files, ..answer };
+    let asks_registry = admitted.registry.is_some();
+    let retained_here = retained.is_some();
+    let accepted = Accepted { retained: retained_here, key, engine_layers, asks_registry, files, ..answer };
     link.send(Message::Accepted(accepted)).await?;
     Ok(tell_retained(link, retained).await?)
 }
@@ -372,6 +383,8 @@ fn answer(
         keepers: true,
         tries_storage: true,
         retains: true,
+        layers_at_once: super::layers::AT_ONCE.into(),
+        asks_registry: false,
         takes_files: true,
         no_files: String::new(),
         files: Bytes::new(),
@@ -397,13 +410,9 @@ fn check_ids(service: &Service, open: &Open) -> Result<(), DestinationError> {
     Ok(())
 }
 
-fn machine_objections(local: &NodeResources, open: &Open) -> Vec<String> {
-    let here = machine();
-    if here != open.machine {
-        return vec![format!(
-            "its instruction set is {here} and the service runs on {}; only programs built for both can move",
-            open.machine
-        )];
+fn machine_objections(local: &NodeResources, service: &Service, open: &Open) -> Vec<String> {
+    if let Some(objection) = platform_objection(service, &open.machine, &local.node, &machine()) {
+        return vec![objection];
     }
     let flags = cpu_flags();
     // Of what an older node tells, too, only what a program can use.
@@ -418,6 +427,39 @@ fn machine_objections(local: &NodeResources, open: &Open) -> Vec<String> {
         lacking.join(", "),
         remedy(&lacking)
     )]
+}
+
+/// Why processes of an instruction set cannot run on this node, if they cannot. That their image has this one, too, is no
+/// help to those that run.
+fn platform_objection(service: &Service, theirs: &str, node: &str, here: &str) -> Option<String> {
+    // As images name it.
+    let platform = |machine: &str| match machine {
+        "x86_64" => "linux/amd64".to_owned(),
+        "aarch64" => "linux/arm64".to_owned(),
+        other => format!("linux/{other}"),
+    };
+    (theirs != here).then(|| {
+        let image = match service.image.as_str() {
+            "" => "of its image".to_owned(),
+            image => format!("of image {image}"),
+        };
+        format!(
+            "service {} runs what is {image} for {}, and node {node} is {}; only programs built for both can move (docs/isa.md): name a node that is {}",
+            service.name,
+            platform(theirs),
+            platform(here),
+            platform(theirs),
+        )
+    })
+}
+
+/// The image whose registry is asked for what is missing, where the operator allows that and the source knows of it.
+fn asked_first(local: &NodeResources, service: &Service, open: &Open, missing: &[Layer]) -> Option<Pinned> {
+    if missing.is_empty() || service.kept.is_some() || !open.waits_for_registry {
+        return None;
+    }
+    let digest = service.image_digest.as_ref()?.parse::<Digest>().ok()?;
+    local.registries.allowed(&service.image, &digest)
 }
 
 fn missing_layers(
@@ -443,6 +485,18 @@ fn missing_layers(
 mod tests {
     use super::*;
     use crate::service::tests::service;
+
+    #[test]
+    fn a_node_of_another_platform_refuses_with_image_platform_and_node() {
+        let service = Service { image: "docker.io/library/redis:7".into(), ..service() };
+        assert_eq!(platform_objection(&service, "x86_64", "b", "x86_64"), None);
+        let said = platform_objection(&service, "x86_64", "b", "aarch64").unwrap();
+        for words in ["image docker.io/library/redis:7 for linux/amd64", "node b is linux/arm64"] {
+            assert!(said.contains(words), "{said}");
+        }
+        let said = platform_objection(&service, "riscv64", "b", "x86_64").unwrap();
+        assert!(said.contains("for linux/riscv64") && said.contains("node b is linux/amd64"), "{said}");
+    }
 
     #[test]
     fn an_epoch_that_leaves_no_room_for_another_move_is_refused() {

@@ -8,8 +8,9 @@ use godwit_engine::tree;
 use godwit_memory::PAGE_SIZE;
 
 use super::admit::{Asked, tell_retained};
+use super::layers::receive_layers;
 use super::page_receiver::{PageReceiver, PageReceiverError};
-use super::receive::{given_up, receive_image, receive_layer, receive_tree_items};
+use super::receive::{given_up, receive_tree_items};
 use super::{DestinationError, answer_to_failed};
 use crate::ahead::{Begun, Held, MOST_NAMES};
 use crate::blocking::off_worker;
@@ -78,14 +79,8 @@ async fn receive(
     receiver: &PageReceiver,
     files: &mut Option<(Held, u64)>,
 ) -> Result<RetainEnd, DestinationError> {
-    let Asked { service, id, missing, .. } = asked;
-    for layer in missing {
-        match service.kept {
-            None => receive_layer(local, link, layer).await?,
-            Some(_) => receive_image(local, link, service, layer).await?,
-        }
-        link.send(Message::LayerStored).await?;
-    }
+    let Asked { service, id, missing, registry, .. } = asked;
+    receive_layers(local, link, service, missing, registry.as_ref()).await?;
     // An older source sends none.
     let next = match (link.receive().await?, files.take()) {
         (begin @ (Message::TreeBegin | Message::TreeOnto), Some((held, most))) => {

@@ -2,16 +2,15 @@
 //! stopped processes that only wait for the commit.
 
 use std::collections::BTreeSet;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_engine::image::Digest;
 use godwit_engine::{BegunRestore, RestoreRequest, files, tree};
 use tokio::sync::mpsc;
 
 use super::admit::Admitted;
+use super::layers::receive_layers;
 use super::log::LogWriter;
 use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
 use super::{DestinationError, plain};
@@ -20,7 +19,7 @@ use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
-use crate::message::{ImagesEnd, Layer, MOST_TMPFS_NAMES, Message, Reached, Step, TmpfsBegin};
+use crate::message::{ImagesEnd, MOST_TMPFS_NAMES, Message, Reached, Step, TmpfsBegin};
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::standstill::read_doubts;
@@ -38,13 +37,7 @@ pub(super) async fn until_restored(
     files: Option<Held>,
 ) -> Result<(Vec<u32>, ImageTmpfs), DestinationError> {
     let service = &admitted.service;
-    for layer in &admitted.missing {
-        match service.kept {
-            None => receive_layer(local, link, layer).await?,
-            Some(_) => receive_image(local, link, service, layer).await?,
-        }
-        link.send(Message::LayerStored).await?;
-    }
+    receive_layers(local, link, service, &admitted.missing, admitted.registry.as_ref()).await?;
     local.make_directories(service, true).await?;
     local.network.plug(service).await?;
     // The source sends what comes for the service as soon as that is frozen.
@@ -99,100 +92,6 @@ async fn restore_and_tell(
     admitted.timeline.tells();
     link.send(Message::Restored).await?;
     Ok(keep_stopped)
-}
-
-pub(super) async fn receive_layer(
-    local: &NodeResources,
-    link: &mut Link,
-    layer: &Layer,
-) -> Result<(), DestinationError> {
-    match link.receive().await? {
-        Message::LayerBegin(begun) if begun == *layer => {}
-        other => return Err(link.unexpected(&other, "LayerBegin").into()),
-    }
-    let digest = layer.digest.parse::<Digest>()?;
-    let mut writer = local.store.blob_writer(&digest, layer.bytes)?;
-    loop {
-        match link.receive().await? {
-            Message::LayerData(data) => {
-                off_worker(|| writer.write_all(&data)).map_err(|source| LocalError::Io {
-                    action: "write the blob of layer",
-                    path: layer.digest.clone().into(),
-                    source,
-                })?
-            }
-            Message::LayerEnd => break,
-            other => return Err(link.unexpected(&other, "LayerData").into()),
-        }
-    }
-    // Hashing, unpacking and waiting for the disk would hold up other tasks of this thread.
-    off_worker(|| {
-        writer.finish()?;
-        local.store.unpack(&digest)
-    })?;
-    Ok(())
-}
-
-/// Pieces of an image that wait for its engine.
-const PIECES: usize = 8;
-
-/// What an archive has beside the layers of an image, bytes.
-const ARCHIVE_OVERHEAD: u64 = 64 << 20;
-
-/// Takes an image for the engine that is to keep the container.
-pub(super) async fn receive_image(
-    local: &NodeResources,
-    link: &mut Link,
-    service: &Service,
-    image: &Layer,
-) -> Result<(), DestinationError> {
-    match link.receive().await? {
-        Message::LayerBegin(begun) if begun == *image => {}
-        other => return Err(link.unexpected(&other, "LayerBegin").into()),
-    }
-    let config = local.config(service);
-    let (pieces, coming) = mpsc::channel(PIECES);
-    let passing = async {
-        let mut left = image.bytes.saturating_add(ARCHIVE_OVERHEAD);
-        loop {
-            match link.receive().await? {
-                Message::LayerData(data) => {
-                    left = left
-                        .checked_sub(data.len() as u64)
-                        .ok_or(DestinationError::Protocol("a larger image than was announced"))?;
-                    if pieces.send(data).await.is_err() {
-                        // The engine has given up, and says why.
-                        return Ok::<_, DestinationError>(false);
-                    }
-                }
-                Message::LayerEnd => {
-                    drop(pieces);
-                    return Ok(true);
-                }
-                other => return Err(link.unexpected(&other, "LayerData").into()),
-            }
-        }
-    };
-    let taking = local.engine.take_image(&config, coming);
-    tokio::pin!(taking);
-    let whole = tokio::select! {
-        passed = passing => passed?,
-        // Before it has all of it, it can only have failed.
-        taken = &mut taking => return Err(taken.err().map_or_else(
-            || DestinationError::Protocol("more of an image than its engine takes"),
-            DestinationError::from,
-        )),
-    };
-    if whole {
-        tokio::select! {
-            taken = &mut taking => taken?,
-            error = given_up(link) => return Err(error),
-        }
-    }
-    match whole {
-        true => Ok(()),
-        false => Err(DestinationError::Protocol("more of an image than its engine takes")),
-    }
 }
 
 /// The first round: into an empty directory, or onto files that were sent ahead, which are of no further use without it.

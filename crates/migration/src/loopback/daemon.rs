@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use futures::FutureExt;
-use godwit_engine::image::Store;
+use godwit_engine::image::{Registries, Store};
 use godwit_memory::tracker::Detected;
 use godwit_names::ServiceName;
 use godwit_transfer::{Connection, Identity, ListenOptions, Listener};
@@ -172,6 +172,7 @@ impl Daemon {
             binds: Binds::default(),
             hooks: layout.state.join("hooks"),
             store: Arc::new(Store::open(&layout.state.join("images")).unwrap()),
+            registries: Registries::default(),
             criu: Arc::new(Checkpointer(Arc::clone(machine))),
             journal,
             cluster: Arc::new(above),

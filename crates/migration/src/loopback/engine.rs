@@ -120,9 +120,13 @@ impl Engine for Containers {
 
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         self.step(config, "dump_target", || {
+            let container = self.find(config)?;
+            if container.frozen && self.0.is_occupied() {
+                return Err(EngineError::Occupied { name: config.name.clone(), commands: 1 });
+            }
             Ok(DumpTarget {
                 volumes: Vec::new(),
-                pid: self.find(config)?.process.pid(),
+                pid: container.process.pid(),
                 root: config.rootfs.clone(),
                 external_mounts: Vec::new(),
                 network_namespace: (config.network_namespace.clone(), "net".into()),

@@ -19,12 +19,14 @@ use super::wire::{Cut, Slow, Way as Along};
 use super::world::{Ended, Fault, Side, Way, play};
 use crate::options::Mode;
 
-const COLD: Way = Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None, ahead: false };
+const COLD: Way =
+    Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None, begins: 0, ahead: false };
 const PRECOPY: Way =
-    Way { mode: Mode::Precopy, lazy: false, reads: true, tracker: Backend::Uffd, ahead: false };
+    Way { mode: Mode::Precopy, lazy: false, reads: true, tracker: Backend::Uffd, begins: 0, ahead: false };
 const POSTCOPY: Way =
-    Way { mode: Mode::Postcopy, lazy: true, reads: true, tracker: Backend::None, ahead: false };
-const HYBRID: Way = Way { mode: Mode::Hybrid, lazy: true, reads: true, tracker: Backend::Uffd, ahead: false };
+    Way { mode: Mode::Postcopy, lazy: true, reads: true, tracker: Backend::None, begins: 0, ahead: false };
+const HYBRID: Way =
+    Way { mode: Mode::Hybrid, lazy: true, reads: true, tracker: Backend::Uffd, begins: 0, ahead: false };
 /// Its files are sent ahead first.
 const AHEAD: Way = Way { ahead: true, ..PRECOPY };
 /// Nobody asks for a page: all are pushed.
@@ -167,6 +169,14 @@ fn a_service_moves_with_its_memory_in_each_mode() {
         untouched(POSTCOPY);
         untouched(HYBRID);
     }
+}
+
+#[test]
+fn a_service_in_which_its_engine_begins_a_command_is_frozen_when_that_has_ended() {
+    untouched(Way { begins: 3, ..PRECOPY });
+    let always =
+        play(Way { begins: u32::MAX, ..PRECOPY }, Fault::Nothing).unwrap_or_else(|wrong| panic!("{wrong}"));
+    assert!(!always.moved && always.reason.contains("further commands running in it"), "{always:?}");
 }
 
 #[test]

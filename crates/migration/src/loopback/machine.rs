@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -71,6 +72,8 @@ pub(super) struct Machine {
     pub(super) lazy: bool,
     /// Whether a service reads all its memory as soon as it is let run.
     reads: bool,
+    /// How many more commands its engine begins in a service just when that is frozen.
+    begins: AtomicU32,
 }
 
 impl Machine {
@@ -95,6 +98,7 @@ impl Machine {
             census: Arc::clone(census),
             lazy: way.lazy,
             reads: way.reads,
+            begins: way.begins.into(),
         })
     }
 
@@ -122,6 +126,11 @@ impl Machine {
         let (frozen, in_repair, ended) = (false, false, watch::channel(false).0);
         let container = Container { process, frozen, stopped, in_repair, ended };
         self.there().containers.insert(config.name.clone(), container);
+    }
+
+    /// Whether a command of its engine's is in a service that is frozen now.
+    pub(super) fn is_occupied(&self) -> bool {
+        self.begins.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
     }
 
     /// Something was seen that must not be.

@@ -1,11 +1,13 @@
 //! Two nodes and a service, which moves; and what has to be so when both have come to rest.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{Mount, MountKind, files};
 use godwit_memory::tracker::{Backend, Detected};
@@ -27,6 +29,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What its files hold.
 const FILE: &str = "a line of the service\n";
+
+/// More layers than cross at once, of a file each. To unpack them takes root.
+static LAYERS: LazyLock<Vec<(Digest, Vec<u8>)>> = LazyLock::new(|| {
+    let layer = |number: u8| {
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_ustar();
+        header.set_size(1);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, "file", &[number][..]).unwrap();
+        let blob = archive.into_inner().unwrap();
+        (Digest::of(&blob), blob)
+    };
+    if rustix::process::geteuid().is_root() { (0..4).map(layer).collect() } else { Vec::new() }
+});
 
 /// Which of the two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,6 +78,8 @@ pub(super) struct Way {
     /// Whether the service reads all its memory as soon as it runs at the destination.
     pub(super) reads: bool,
     pub(super) tracker: Backend,
+    /// How often its engine begins a command in it just when it is frozen.
+    pub(super) begins: u32,
     /// Whether its files are sent ahead first.
     pub(super) ahead: bool,
 }
@@ -113,7 +131,7 @@ fn service() -> Service {
     Service {
         name: "s".parse().unwrap(),
         more: Vec::new(),
-        layers: Vec::new(),
+        layers: LAYERS.iter().map(|(digest, _)| digest.to_string()).collect(),
         mounts: vec![Mount {
             kind: MountKind::Volume { name: VOLUME.parse().unwrap() },
             target: "/data".into(),
@@ -269,6 +287,10 @@ impl World {
             is(&format!("the network is {plugs:?}"), plugs == vec![open; usize::from(owns)]);
             is("its root filesystems", there.roots.len() == usize::from(owns));
             is("memory is still mounted", there.memories.is_empty());
+            let images = layout.state.join("images");
+            is("half-made layers are left", is_empty(&images.join("tmp")));
+            let stored = entries(&images.join("layers/sha256"));
+            is("layers of its root filesystem", !owns || stored.len() == LAYERS.len());
             is("pagers are left", there.pagers.is_empty());
             is("names are taken", self.daemons[at].names().is_empty());
             is("directories of migrations are left", is_empty(&layout.run.join("migrations")));
@@ -385,6 +407,13 @@ fn settle(machine: &Arc<Machine>, service: &Service) {
     std::fs::write(layout.upper(service).join("file"), FILE).unwrap();
     std::fs::write(volume(layout, service).join("file"), FILE).unwrap();
     std::fs::write(Runc::log_path(&config), FILE).unwrap();
+    let store = Store::open(&layout.state.join("images")).unwrap();
+    for (digest, blob) in LAYERS.iter() {
+        let mut writer = store.blob_writer(digest, blob.len() as u64).unwrap();
+        writer.write_all(blob).unwrap();
+        writer.finish().unwrap();
+        store.unpack(digest).unwrap();
+    }
     let process = Arc::new(Process::new());
     process.fill(SEED);
     machine.add(&config, process, false);

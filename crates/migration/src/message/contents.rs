@@ -69,6 +69,9 @@ pub struct Open {
     /// What the service needs of the kernel; nothing from a node that does not tell.
     #[prost(message, optional, tag = "45")]
     pub needs: Option<KernelNeeds>,
+    /// Whether the source understands [`Message::StillLacking`](super::Message::StillLacking).
+    #[prost(bool, tag = "46")]
+    pub waits_for_registry: bool,
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is
@@ -192,6 +195,13 @@ pub struct Accepted {
     /// Whether this node takes [`Message::Prepare`](super::Message::Prepare).
     #[prost(bool, tag = "54")]
     pub retains: bool,
+    /// How many layers may be under way at once: the one that crosses, and those that this node has not confirmed. 0 from a
+    /// node that takes one after the other.
+    #[prost(uint32, tag = "55")]
+    pub layers_at_once: u32,
+    /// Whether this node asks the image's registry first, and then sends [`Message::StillLacking`](super::Message::StillLacking).
+    #[prost(bool, tag = "56")]
+    pub asks_registry: bool,
     /// Whether files come with a preparation, after layers: in the answer to an `Ask` whether this node takes them, and in that
     /// to a `Prepare` whether it has room for them.
     #[prost(bool, tag = "60")]
@@ -213,6 +223,14 @@ pub struct FilesKept {
     /// All of them.
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
+}
+
+/// What the destination lacks after its image's registry was asked.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StillLacking {
+    /// Digests to send, of those that were missing, in their order.
+    #[prost(string, repeated, tag = "1")]
+    pub layers: Vec<String>,
 }
 
 /// What a destination has retained for a migration that may follow.

@@ -37,9 +37,8 @@ impl Source {
             return Ok(Found::Stay(format!("{} keeps them", kept.keeper.title())));
         }
         let key = PageKey::random();
-        let tree = TreeSender::new(&self.local.changed_files(&self.service)?)
-            .by_blocks(BlockHash::new(move |block| key.hash_block(block)))
-            .lasting(true);
+        let tree = self.tree().await?;
+        let tree = tree.by_blocks(BlockHash::new(move |block| key.hash_block(block))).lasting(true);
         let finding = self.jobs.run(move |_| tree.find_round(false).map(|first| (tree, first)));
         let (tree, first) = finding.await??;
         let (names, bytes) = (first.changes.entries(), first.changes.path_bytes());
@@ -76,7 +75,7 @@ impl Source {
             }
             Found::Files(files) => *files,
         };
-        let (mut lent, round) = match self.lent(&accepted.files, tree.root())? {
+        let (mut lent, round) = match self.lent(&accepted.files, &tree) {
             Some(lent) => self.find_lacking(lent, false).await?,
             None => (self.local.sent_files.begin(&self.service, &self.destination, tree), first),
         };
@@ -117,8 +116,8 @@ impl Source {
     }
 
     /// What the destination says that it has of the service's files, if this node has sent them.
-    pub(super) fn lent(&self, token: &[u8], root: &std::path::Path) -> Result<Option<Lent>, SourceError> {
-        Ok(self.local.sent_files.lend(&self.service, &self.destination, token, root))
+    pub(super) fn lent(&self, token: &[u8], of: &TreeSender) -> Option<Lent> {
+        self.local.sent_files.lend(&self.service, &self.destination, token, of)
     }
 
     /// Finds what the destination lacks, and how much of it where that is asked for.

@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use godwit_criu::obstacles::Obstacle;
-use godwit_engine::{ContainerConfig, tree};
+use godwit_engine::ContainerConfig;
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, shared};
 
 use super::files::next_round;
+use super::layers::Lacking;
 use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
-use super::reserve::{chosen, missing};
+use super::reserve::chosen;
 use super::{Source, SourceError};
 use crate::link::Link;
-use crate::message::{Accepted, Layer, Message, Versions};
+use crate::message::{Accepted, Message, Versions};
 use crate::options::Mode;
 use crate::outlook::{Known, Outlook, Sample, Writes, foresee};
 
@@ -116,7 +117,7 @@ struct Answered {
     link: Link,
     accepted: Accepted,
     /// What it lacks.
-    layers: Vec<Layer>,
+    layers: Lacking,
 }
 
 impl Source {
@@ -158,9 +159,9 @@ impl Source {
         let config = self.local.config(&self.service);
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
-        let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
-        let root = tree.root().to_owned();
-        let (_, round) = next_round(tree, false).await?;
+        findings.warnings.extend(self.copies()?);
+        let tree = self.tree().await?;
+        let (tree, round) = next_round(tree, false).await?;
         let mut file_bytes = round.changes.bytes();
         let answered = match self.destination.as_str() {
             "" => None,
@@ -171,7 +172,7 @@ impl Source {
             None => plan,
         };
         if let Some(answered) = &answered
-            && let Some(lent) = self.lent(&answered.accepted.files, &root)?
+            && let Some(lent) = self.lent(&answered.accepted.files, &tree)
         {
             file_bytes = self.find_lacking(lent, true).await?.1.bytes;
         }
@@ -188,7 +189,7 @@ impl Source {
         }
         let fixed = self.fixed().await?;
         let (layer_bytes, link) = match answered {
-            Some(Answered { link, layers, .. }) => (layers.iter().map(|layer| layer.bytes).sum(), Some(link)),
+            Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),
         };
         let (writes, link) = tokio::join!(self.writes(&plan), measure(link));
@@ -276,7 +277,7 @@ impl Source {
         chosen(node, Versions::OWN, accepted.protocol)?;
         self.check_version(&accepted)?;
         findings.obstacles.extend(self.not_restored(config, &accepted).await?);
-        let layers = missing(node, &accepted.missing_layers, &offered)?;
+        let layers = Lacking::of(node, &accepted, &offered)?;
         Ok(Some(Answered { link, accepted, layers }))
     }
 

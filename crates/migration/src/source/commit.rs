@@ -50,6 +50,7 @@ impl Source {
         let told = link.send(Message::Commit).await;
         // Beside all that follows: the destination must not wait for this node's state.
         let releasing = self.begin_release().await;
+        self.tell_of_copies().await;
         let running = match told {
             Ok(()) => tokio::select! {
                 running = link.receive() => running,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use godwit_criu::{DumpOptions, Memory as DumpMemory};
-use godwit_engine::{DumpTarget, Tmpfs, tree};
+use godwit_engine::{ContainerConfig, DumpTarget, EngineError, Tmpfs, tree};
 use godwit_memory::mappings;
 
 use super::files::{Log, next_round};
@@ -19,8 +19,12 @@ use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images::ImageTmpfs;
 use crate::journal::Stage;
+use crate::listeners::Listening;
 use crate::report::ms_since;
 use crate::resources::LocalError;
+
+/// How often a service is frozen for a moment at which it is alone.
+const FREEZES: u32 = 10;
 
 /// A frozen service, and what is left to send of it.
 pub(super) struct Frozen {
@@ -105,18 +109,14 @@ impl Source {
         let mut criu = self.local.criu.prepare()?;
         let mappings = self.prepare_mappings(tmpfs).await?;
         let mappings = mappings.as_deref();
-        let target = self.local.engine.dump_target(&config).await?;
+        let target = self.with_copies(self.local.engine.dump_target(&config).await?)?;
         criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
         self.local.network.bar_newcomers(&self.service).await?;
-        self.settle_openings(&config, listeners).await?;
         self.step("freeze", 0, recorder.report.memory_bytes);
-        recorder.freezes();
-        let begun = Instant::now();
-        self.local.engine.freeze(&config).await?;
-        self.timeline.note("stop", begun);
+        let target = self.with_copies(self.freeze_alone(recorder, &config, listeners).await?)?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
         // waits at the destination, so that they need not wait out a retransmission.
         let cutting = Instant::now();
@@ -125,7 +125,6 @@ impl Source {
         self.timeline.note("steer frames", cutting);
         self.accept_waiting(&config, listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
-        let target = self.local.engine.dump_target(&config).await?;
         for (name, content) in &target.extra_files {
             let path = tmpfs.images().join(name);
             std::fs::write(&path, content).map_err(|source| LocalError::Io {
@@ -153,6 +152,33 @@ impl Source {
         let options = dump_options(&target, (tmpfs, &memory.0), agreed.tcp_inline, mappings);
         let kernel = KernelState { criu, options, keep_stopped, shared: agreed.sends_shared() };
         Ok((kernel, memory, files))
+    }
+
+    /// Freezes it at a moment at which no command from outside runs in it: another engine begins one for each of its health
+    /// checks, and does not ask.
+    async fn freeze_alone(
+        &self,
+        recorder: &mut Recorder,
+        config: &ContainerConfig,
+        listeners: &dyn Listening,
+    ) -> Result<DumpTarget, SourceError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            self.settle_openings(config, listeners).await?;
+            recorder.freezes();
+            let begun = Instant::now();
+            self.local.engine.freeze(config).await?;
+            let target = self.local.engine.dump_target(config).await;
+            self.timeline.note("stop", begun);
+            if tries < FREEZES && matches!(target, Err(EngineError::Occupied { .. })) {
+                self.local.engine.thaw(config).await?;
+                // Waits for what has just begun, and fails where that does not end.
+                self.local.engine.dump_target(config).await?;
+                continue;
+            }
+            return Ok(target?);
+        }
     }
 
     /// A directory in which CRIU is told the mappings of the processes, if it can be.

@@ -51,8 +51,15 @@ impl Source {
         if state.status != ContainerStatus::Running {
             reasons.push(format!("service {} is not running", self.service.name));
         }
-        match self.service_there() {
-            Ok(there) => reasons.extend(storage::objections(&there, &self.destination)),
+        match self.service_said() {
+            Ok(said) => {
+                reasons.extend(storage::objections(&said, &self.destination));
+                if reasons.is_empty()
+                    && let Err(SourceError::NotEligible(why)) = self.copied().await
+                {
+                    reasons.extend(why);
+                }
+            }
             Err(SourceError::NotEligible(why)) => reasons.extend(why),
             Err(error) => return Err(error),
         }

@@ -4,9 +4,9 @@
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use super::layers::Lacking;
 use super::pages::{Pages, State};
 use super::recorder::Recorder;
-use super::reserve::missing;
 use super::streams::Streams;
 use super::{LAST_WORDS, Source, SourceError};
 use crate::link::Link;
@@ -66,7 +66,8 @@ impl Source {
             }
             accepted => accepted?,
         };
-        let layers = missing(&self.destination, &accepted.missing_layers, &offered)?;
+        let layers = Lacking::of(&self.destination, &accepted, &offered)?;
+        self.tell_lacking(&layers);
         link.send(Message::Prepare).await?;
         let accepted = self.accepted(link, &config).await?;
         let visit = match accepted.retained {
@@ -75,14 +76,9 @@ impl Source {
         };
 
         let sending = Instant::now();
-        let total = layers.iter().map(|layer| layer.bytes).fold(0, u64::saturating_add);
+        let total = layers.bytes();
         self.step("layers", 0, total);
-        for layer in &layers {
-            match self.service.kept {
-                None => self.send_layer(link, layer, total, report).await?,
-                Some(_) => self.send_image(link, layer, &accepted.engine_layers, (total, report)).await?,
-            }
-        }
+        self.send_layers(link, layers, total, report).await?;
 
         self.send_files_ahead(link, files, &accepted, report).await?;
         let pages = self.pages(&plan, visit);

@@ -7,15 +7,17 @@ use std::time::Instant;
 use godwit_criu::Version;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
-use godwit_engine::{ContainerConfig, MountKind};
+use godwit_engine::{ContainerConfig, OnMove};
 use godwit_memory::shared;
 
 use super::files::next_round;
+use super::layers::Lacking;
 use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
 use crate::ahead::Lent;
+use crate::bound;
 use crate::cpu::{cpu_flags, needed};
 use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
@@ -64,9 +66,7 @@ pub(super) struct Reserved {
     /// What the destination has retained of an earlier visit.
     pub(super) visit: EarlierVisit,
     /// The layers that it does not have.
-    pub(super) layers: Vec<Layer>,
-    /// Those that it has of other images, where it lacks the image of a container that another engine keeps.
-    pub(super) engine_layers: Vec<String>,
+    pub(super) layers: Lacking,
     /// The changed files, and what the first round found of them.
     pub(super) tree: tree::TreeSender,
     pub(super) first: tree::Round,
@@ -86,7 +86,7 @@ impl Source {
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
         let started = Instant::now();
-        let tree = tree::TreeSender::new(&self.local.changed_files(&self.service)?);
+        let tree = self.tree().await?;
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
@@ -115,8 +115,9 @@ impl Source {
             true => self.learn_retained(link, &accepted.key).await?,
             false => EarlierVisit::none(),
         };
-        let layers = missing(&self.destination, &accepted.missing_layers, &layers)?;
-        let ahead = self.lent(&accepted.files, tree.root())?;
+        let layers = Lacking::of(&self.destination, &accepted, &layers)?;
+        self.tell_lacking(&layers);
+        let ahead = self.lent(&accepted.files, &tree);
         let tree = match accepted.parts {
             true => {
                 let key = PageKey::random();
@@ -124,8 +125,7 @@ impl Source {
             }
             false => tree,
         };
-        let engine_layers = accepted.engine_layers;
-        Ok(Reserved { agreed, plan, visit, layers, engine_layers, tree, first, ahead })
+        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
@@ -179,6 +179,7 @@ impl Source {
             newest_protocol: PROTOCOL_VERSION,
             output_pipes: self.local.engine.output_pipes(config).await?.into(),
             needs: Some(self.kernel_needs(config).await?),
+            waits_for_registry: true,
         })
     }
 
@@ -231,8 +232,16 @@ impl Source {
         Ok(syncing.await??)
     }
 
-    /// The service as it is to be at the destination.
+    /// The service as it is to be at the destination: what goes of this node's directories is volumes there.
     pub(super) fn service_there(&self) -> Result<Service, SourceError> {
+        bound::with_volumes(self.service_said()?).map_err(|error| {
+            let why = format!("the definition of its container is not understood: {error}");
+            SourceError::NotEligible(vec![why])
+        })
+    }
+
+    /// The service with what was said of its move.
+    pub(super) fn service_said(&self) -> Result<Service, SourceError> {
         let network = match (&self.options.network, &self.service.network) {
             (Some(path), Attachment::Namespace(_)) => Attachment::Namespace(path.clone()),
             (Some(_), Attachment::Overlay) => {
@@ -246,11 +255,15 @@ impl Source {
         let mut there = Service { epoch: self.service.epoch + 1, network, ..self.service.clone() };
         for (at, said) in &self.options.binds {
             let mut binds = there.mounts.iter_mut().filter(|mount| mount.target == *at);
-            match binds.find_map(|mount| match &mut mount.kind {
-                MountKind::Bind { on_move, .. } => Some(on_move),
-                MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
-            }) {
+            match binds.find_map(|mount| mount.on_move()) {
                 Some(on_move) => *on_move = *said,
+                // It has come as a volume with an earlier move.
+                None if *said == OnMove::Copy
+                    && self
+                        .service
+                        .mounts
+                        .iter()
+                        .any(|mount| mount.target == *at && mount.volume().is_some()) => {}
                 None => {
                     let (name, at) = (&self.service.name, at.display());
                     let why = format!(
@@ -329,21 +342,6 @@ pub(super) fn chosen(destination: &str, offered: Versions, version: u32) -> Resu
     })
 }
 
-/// The layers that a destination asks for, which can only be the service's.
-pub(super) fn missing(
-    destination: &str,
-    asked: &[String],
-    layers: &[Layer],
-) -> Result<Vec<Layer>, LinkError> {
-    let of = |digest: &String| layers.iter().find(|layer| layer.digest == *digest).cloned();
-    let missing = asked.iter().map(of).collect::<Option<Vec<_>>>();
-    missing.ok_or_else(|| LinkError::Unexpected {
-        node: destination.to_owned(),
-        got: "a layer of something else",
-        wanted: "layers of the service",
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -357,18 +355,5 @@ mod tests {
         }
         let refused = chosen("b", offered, 5).unwrap_err().to_string();
         assert!(refused.contains("node b") && refused.contains("was not offered"), "{refused}");
-    }
-
-    #[test]
-    fn a_destination_gets_no_layer_but_the_services_own() {
-        let layers = ["sha256:1", "sha256:2"].map(|digest| Layer { digest: digest.into(), bytes: 7 });
-        let asked = |digests: &[&str]| {
-            let digests: Vec<_> = digests.iter().map(|digest| (*digest).to_owned()).collect();
-            missing("b", &digests, &layers)
-        };
-        assert_eq!(asked(&[]).unwrap(), []);
-        assert_eq!(asked(&["sha256:2"]).unwrap(), layers[1..]);
-        let refused = asked(&["sha256:1", "sha256:3"]).unwrap_err();
-        assert!(refused.to_string().contains("a layer of something else"), "{refused}");
     }
 }

@@ -14,7 +14,7 @@ const SIZE: usize = 2 * MAX_DATA + 3 * BLOCK + 5;
 /// What happens to a tree.
 type Change = dyn Fn(&Path);
 
-fn hash(block: &[u8]) -> u128 {
+pub(super) fn hash(block: &[u8]) -> u128 {
     let mut hasher = DefaultHasher::new();
     hasher.write(block);
     hasher.finish().into()
@@ -25,7 +25,7 @@ pub(super) fn sender(pair: &Pair) -> TreeSender {
 }
 
 /// Bytes of which no two blocks are equal.
-fn content(seed: u64, size: usize) -> Vec<u8> {
+pub(super) fn content(seed: u64, size: usize) -> Vec<u8> {
     let mut state = 2 * seed + 1;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -1,13 +1,13 @@
-//! The environment of a container that Podman makes, which nobody is to see who lists processes: in a file, what is one line;
-//! the rest in the environment of Podman's process, where `--env NAME` finds it.
+//! An environment that an engine's program passes on, which nobody is to see who lists processes: in a file (`--env-file`),
+//! what is one line; the rest in the environment of the program itself, where `--env NAME` finds it.
 
 use std::collections::HashSet;
 
-/// Longest line of a file with an environment, bytes: Podman reads lines of up to 64 KiB.
+/// Longest line of a file with an environment, bytes: Podman and Docker read lines of up to 64 KiB.
 const LONGEST_LINE: usize = 32 << 10;
 
-/// Names that mean something to Podman itself, or to what it is loaded and run by, and how those of others begin.
-const OF_PODMAN: &[&str] = &[
+/// Names that mean something to Podman or Docker itself, or to what it is loaded and run by, and how those of others begin.
+const OF_ENGINES: &[&str] = &[
     "PATH",
     "HOME",
     "USER",
@@ -17,8 +17,6 @@ const OF_PODMAN: &[&str] = &[
     "NOTIFY_SOCKET",
     "STORAGE_DRIVER",
     "STORAGE_OPTS",
-    "DOCKER_CONFIG",
-    "DOCKER_HOST",
     "REGISTRY_AUTH_FILE",
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -33,8 +31,11 @@ const OF_PODMAN: &[&str] = &[
     "GOTRACEBACK",
     "GOCOVERDIR",
 ];
-const BEGIN_OF_PODMANS: &[&str] = &[
+const BEGIN_OF_ENGINES: &[&str] = &[
+    "BUILDKIT_",
+    "COMPOSE_",
     "CONTAINER_",
+    "DOCKER_",
     "CONTAINERS_",
     "_CONTAINERS_",
     "PODMAN_",
@@ -48,21 +49,21 @@ const BEGIN_OF_PODMANS: &[&str] = &[
 
 /// An environment, of which each name is there once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Environment {
+pub(crate) struct Environment {
     /// The text of a file with what is one line there, taken as it stands.
-    pub(super) file: String,
-    /// What Podman finds in its own environment.
-    pub(super) passed: Vec<(String, String)>,
+    pub(crate) file: String,
+    /// What the program finds in its own environment.
+    pub(crate) passed: Vec<(String, String)>,
 }
 
 impl Environment {
     /// That of these pairs, or what speaks against it.
-    pub(super) fn of(pairs: &[String]) -> Result<Self, String> {
+    pub(crate) fn of(pairs: &[String]) -> Result<Self, String> {
         let (mut seen, mut lines, mut passed) = (HashSet::new(), Vec::new(), Vec::new());
         // The last of a name counts.
         for pair in pairs.iter().rev() {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            // As Podman takes it.
+            // As engines take it.
             let name = name.trim_start_matches([' ', '\t']);
             if !seen.insert(name) {
                 continue;
@@ -73,11 +74,11 @@ impl Environment {
             }
             if plain && pair.len() <= LONGEST_LINE && !value.contains(['\n', '\r']) {
                 lines.push(format!("{name}={value}\n"));
-            } else if OF_PODMAN.contains(&name)
-                || BEGIN_OF_PODMANS.iter().any(|begin| name.starts_with(begin))
+            } else if OF_ENGINES.contains(&name)
+                || BEGIN_OF_ENGINES.iter().any(|begin| name.starts_with(begin))
             {
                 return Err(format!(
-                    "the value of {name} has a line break or more than {LONGEST_LINE} bytes, and Podman would take it for its own; set another variable"
+                    "the value of {name} has a line break or more than {LONGEST_LINE} bytes, and the engine would take it for its own; set another variable"
                 ));
             } else {
                 passed.push((name.to_owned(), value.to_owned()));
@@ -116,10 +117,16 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_podman_or_tell_more_is_refused_by_its_name() {
-        for name in
-            ["PATH", "HOME", "CONTAINERS_CONF", "_CONTAINERS_ROOTLESS_UID", "XDG_RUNTIME_DIR", "LD_PRELOAD"]
-        {
+    fn what_would_change_the_engine_or_tell_more_is_refused_by_its_name() {
+        for name in [
+            "PATH",
+            "HOME",
+            "CONTAINERS_CONF",
+            "_CONTAINERS_ROOTLESS_UID",
+            "XDG_RUNTIME_DIR",
+            "LD_PRELOAD",
+            "DOCKER_TLS_VERIFY",
+        ] {
             assert!(of(&[&format!("{name}=a\nb")]).unwrap_err().contains(name), "{name}");
             assert!(of(&[&format!("{name}=a")]).is_ok(), "{name}");
         }

@@ -1,8 +1,21 @@
-//! What the fuzz targets share: a place to write to with something beside it that must not be
-//! touched, and one runtime.
+//! What the fuzz targets (`fuzz/fuzz_targets`) share: a place to write to with something beside it that must not be
+//! touched, inputs with a structure, and one runtime. `tests/targets.rs` gives each target random bytes.
 
 pub mod json;
 pub mod tar;
+
+/// What libFuzzer's macro of this name is to a fuzz target, where random bytes take the fuzzer's place: the function `run`.
+#[macro_export]
+macro_rules! fuzz_target {
+    (|$input:ident: $type:ty| $body:expr) => {
+        pub(crate) fn run(bytes: &[u8]) {
+            let bytes = ::arbitrary::Unstructured::new(bytes);
+            if let Ok($input) = <$type as ::arbitrary::Arbitrary>::arbitrary_take_rest(bytes) {
+                $body
+            }
+        }
+    };
+}
 
 use std::ffi::OsString;
 use std::fs;

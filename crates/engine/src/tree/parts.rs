@@ -1,0 +1,325 @@
+//! A tree that is sent in rounds, and that may be of several directories here: at the receiver it is one.
+//!
+//! A hard link between two of the directories becomes two files.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use super::item::{End, Entry, Item, Kind};
+use super::send::{self, Sent};
+use super::{BlockHash, TreeError};
+
+/// The mode of a directory that is in none of those here.
+const MADE_MODE: u32 = 0o755;
+
+/// A tree that is sent in rounds: keeps what the receiver has.
+#[derive(Debug)]
+pub struct TreeSender {
+    /// Directories that the receiver is to make before all else, parents first.
+    made: Vec<Vec<u8>>,
+    parts: Vec<Part>,
+    /// Whether the receiver has a whole round.
+    settled: bool,
+}
+
+/// A directory of this node.
+#[derive(Debug)]
+struct Part {
+    /// Its path in the tree.
+    at: Vec<u8>,
+    /// Its path here, for people.
+    root: PathBuf,
+    /// What keeps it open, where it is not found by that path.
+    opened: Option<OwnedFd>,
+    sender: send::TreeSender,
+    /// Whether its part of a round has been begun that may not have come.
+    sends: bool,
+}
+
+/// A round that is known but not sent.
+#[derive(Debug)]
+pub struct Round {
+    rounds: Vec<send::Round>,
+    /// What will be sent.
+    pub changes: Counts,
+    /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
+    pub bytes: u64,
+}
+
+/// How much a round is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    entries: u64,
+    removals: u64,
+    bytes: u64,
+    path_bytes: u64,
+}
+
+impl Counts {
+    /// How many paths are new or changed.
+    #[must_use]
+    pub fn entries(self) -> u64 {
+        self.entries
+    }
+
+    /// How many paths are gone, those below a directory that is gone not counted.
+    #[must_use]
+    pub fn removals(self) -> u64 {
+        self.removals
+    }
+
+    /// Bytes of the paths that are new or changed.
+    #[must_use]
+    pub fn path_bytes(self) -> u64 {
+        self.path_bytes
+    }
+
+    /// Whether there is nothing to send.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.entries == 0 && self.removals == 0
+    }
+
+    /// Bytes that the files to be sent have on disk; see [`super::Changes::bytes`].
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
+}
+
+impl TreeSender {
+    /// The tree below `root`, for a receiver that has nothing of it.
+    #[must_use]
+    pub fn new(root: &Path) -> Self {
+        Self { made: Vec::new(), parts: vec![Part::new(Vec::new(), root)], settled: false }
+    }
+
+    /// A tree of what is [made](Self::make) and [put](Self::put) into it. Its root, the empty path, is to be made first.
+    #[must_use]
+    pub fn of_parts() -> Self {
+        Self { made: Vec::new(), parts: Vec::new(), settled: false }
+    }
+
+    /// Makes a directory at this path in the tree, where nothing else is. Its parent is there.
+    #[must_use]
+    pub fn make(mut self, path: &str) -> Self {
+        self.made.push(path.as_bytes().to_vec());
+        self
+    }
+
+    /// Puts what is below `root` at this path in the tree, whose parent is there.
+    #[must_use]
+    pub fn put(mut self, at: &str, root: &Path) -> Self {
+        self.parts.push(Part::new(at.as_bytes().to_vec(), root));
+        self
+    }
+
+    /// The same of a directory that is open, whatever is at its path later. `path` is for people.
+    #[must_use]
+    pub fn put_open(mut self, at: &str, path: &Path, opened: OwnedFd) -> Self {
+        let magic = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+        let part = Part::new(at.as_bytes().to_vec(), &magic);
+        self.parts.push(Part { root: path.to_owned(), opened: Some(opened), ..part });
+        self
+    }
+
+    /// Sends only the blocks of files that differ from what the receiver has, from the second round on. For a receiver that
+    /// takes [`super::Hold`], [`super::Hole`], and files that begin with what was there.
+    #[must_use]
+    pub fn by_blocks(self, hash: BlockHash) -> Self {
+        let of_part = |part: Part| Part { sender: part.sender.by_blocks(hash.clone()), ..part };
+        Self { parts: self.parts.into_iter().map(of_part).collect(), ..self }
+    }
+
+    /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
+    #[must_use]
+    pub fn lasting(self, lasts: bool) -> Self {
+        let of_part = |part: Part| Part { sender: part.sender.lasting(lasts), ..part };
+        Self { parts: self.parts.into_iter().map(of_part).collect(), ..self }
+    }
+
+    /// After a round of which it is not known how much has come, and whatever became of it at the receiver: what it was to
+    /// change is sent again, whole. None where it was the first: the receiver has nothing of use.
+    #[must_use]
+    pub fn doubted(mut self) -> Option<Self> {
+        let of_part = |part: Part| match part.sends {
+            true => Some(Part { sender: part.sender.doubted()?, sends: false, ..part }),
+            false => Some(part),
+        };
+        if !self.settled {
+            return None;
+        }
+        self.parts = self.parts.into_iter().map(of_part).collect::<Option<_>>()?;
+        Some(self)
+    }
+
+    /// The last round has come.
+    pub fn settle(&mut self) {
+        self.settled = true;
+        for part in &mut self.parts {
+            part.sender.settle();
+            part.sends = false;
+        }
+    }
+
+    /// Whether both are of the same directories, at the same places.
+    #[must_use]
+    pub fn is_of_same(&self, other: &Self) -> bool {
+        self.parts.len() == other.parts.len()
+            && self.parts.iter().zip(&other.parts).all(|(one, other)| one.is_same(other))
+    }
+
+    /// Memory that it takes about, bytes.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.parts.iter().map(|part| part.sender.memory()).fold(0, u64::saturating_add)
+    }
+
+    /// What the receiver has when the last round has come: names, and bytes of files.
+    #[must_use]
+    pub fn there(&self) -> (u64, u64) {
+        self.parts.iter().map(|part| part.sender.there()).fold((0, 0), |(names, bytes), (more, further)| {
+            (names.saturating_add(more), bytes.saturating_add(further))
+        })
+    }
+
+    /// Finds what the receiver lacks; an error where another filesystem begins in a directory. `frozen` says that no process
+    /// writes to the tree until the round is sent.
+    pub fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
+        self.round_of(|sender| sender.next_round(frozen))
+    }
+
+    /// As [`TreeSender::next_round`], where nobody asks how many bytes will cross, which takes reading all changed files: the
+    /// round says at most how many.
+    pub fn find_round(&self, frozen: bool) -> Result<Round, TreeError> {
+        self.round_of(|sender| sender.find_round(frozen))
+    }
+
+    fn round_of(
+        &self,
+        find: impl Fn(&send::TreeSender) -> Result<send::Round, TreeError>,
+    ) -> Result<Round, TreeError> {
+        let rounds = self.parts.iter().map(|part| find(&part.sender).map_err(|error| part.of(error)));
+        let rounds = rounds.collect::<Result<Vec<_>, _>>()?;
+        let sum = |of: fn(&send::Round) -> u64| rounds.iter().map(of).fold(0, u64::saturating_add);
+        let changes = Counts {
+            entries: sum(|round| round.changes.entries()).saturating_add(self.made.len() as u64),
+            removals: sum(|round| round.changes.removals()),
+            bytes: sum(|round| round.changes.bytes()),
+            path_bytes: sum(|round| round.changes.path_bytes()),
+        };
+        Ok(Round { bytes: sum(|round| round.bytes), changes, rounds })
+    }
+
+    /// Sends a round, closed by an [`End`]; after an error the receiver's copy is useless, but where it [lasts](Self::lasting).
+    pub fn send<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        &mut self,
+        round: Round,
+        sink: &mut impl FnMut(Item) -> Result<(), E>,
+    ) -> Result<Sent, TreeError> {
+        let mut all = Sent::default();
+        let root = self.parts.first().map(|part| part.root.clone()).unwrap_or_default();
+        let fault = |error: E| TreeError::Sink { root: root.clone(), source: error.into() };
+        for path in std::mem::take(&mut self.made) {
+            sink(Item::Entry(directory(path))).map_err(fault)?;
+            all.entries += 1;
+        }
+        let mut held = 0;
+        for (part, round) in self.parts.iter_mut().zip(round.rounds) {
+            let (at, mut most) = (&part.at, held);
+            part.sends = true;
+            let sent = part.sender.send(round, &mut |item| match placed(at, item, held) {
+                Ok(None) => Ok(()),
+                Ok(Some(item)) => {
+                    if let Item::Hold(hold) = &item {
+                        most = hold.number + 1;
+                    }
+                    sink(item).map_err(Into::into)
+                }
+                Err(error) => Err(error.into()),
+            });
+            let sent = match sent {
+                Ok(sent) => sent,
+                Err(error) => return Err(part.of(error)),
+            };
+            held = most;
+            all.entries += sent.entries;
+            all.removed += sent.removed;
+            all.bytes += sent.bytes;
+            all.unsettled.extend(sent.unsettled.into_iter().map(|path| join(at, path)));
+        }
+        sink(Item::End(End { entries: all.entries, bytes: all.bytes })).map_err(fault)?;
+        Ok(all)
+    }
+}
+
+impl Part {
+    fn new(at: Vec<u8>, root: &Path) -> Self {
+        Self { at, root: root.to_owned(), opened: None, sender: send::TreeSender::new(root), sends: false }
+    }
+
+    /// Whether both are the same directory at the same place.
+    fn is_same(&self, other: &Self) -> bool {
+        let file = |opened: &OwnedFd| rustix::fs::fstat(opened).map(|stat| (stat.st_dev, stat.st_ino));
+        let same = match (&self.opened, &other.opened) {
+            (None, None) => true,
+            (Some(one), Some(other)) => {
+                matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)
+            }
+            _ => false,
+        };
+        same && self.at == other.at && self.root == other.root
+    }
+
+    /// An error with the path that people know.
+    fn of(&self, error: TreeError) -> TreeError {
+        match self.opened {
+            Some(_) => error.in_tree(&self.root),
+            None => error,
+        }
+    }
+}
+
+/// A directory that the receiver makes.
+fn directory(path: Vec<u8>) -> Entry {
+    Entry { path, kind: Kind::Directory.into(), mode: MADE_MODE, ..Entry::default() }
+}
+
+/// A path of a part in the tree.
+fn join(at: &[u8], path: Vec<u8>) -> Vec<u8> {
+    match (at, path.as_slice()) {
+        ([], _) => path,
+        (_, []) => at.to_vec(),
+        _ => [at, &path].join(&b'/'),
+    }
+}
+
+/// An item of a part as one of the tree, in which this many files have been held before; none for the end of the part.
+fn placed(at: &[u8], item: Item, held: u32) -> io::Result<Option<Item>> {
+    let number = |number: u32| {
+        let number = number.checked_add(held).filter(|number| *number < u32::MAX);
+        number.ok_or_else(|| io::Error::other("more files have new names than can be numbered"))
+    };
+    Ok(Some(match item {
+        Item::End(_) => return Ok(None),
+        Item::Data(_) | Item::Hole(_) => item,
+        Item::Remove(mut remove) => {
+            remove.path = join(at, remove.path);
+            Item::Remove(remove)
+        }
+        Item::Hold(mut hold) => {
+            hold.path = join(at, hold.path);
+            hold.number = number(hold.number)?;
+            Item::Hold(hold)
+        }
+        Item::Entry(mut entry) => {
+            entry.path = join(at, entry.path);
+            if !entry.hard_link_of.is_empty() {
+                entry.hard_link_of = join(at, entry.hard_link_of);
+            }
+            entry.held = entry.held.map(number).transpose()?;
+            Item::Entry(entry)
+        }
+    }))
+}

@@ -1,0 +1,65 @@
+//! A tree of several directories here, which is one at the receiver.
+
+use std::os::fd::OwnedFd;
+
+use super::blocks::{content, hash};
+use super::*;
+
+const SIZE: usize = 3 * MAX_DATA;
+
+#[test]
+fn directories_of_several_places_become_one_tree_and_stay_it_round_after_round() {
+    let pair = Pair::new();
+    let (one, other) = (pair.source.join("one"), pair.source.join("other"));
+    for part in [&one, &other] {
+        fs::create_dir(part).unwrap();
+        fill(part);
+        // The same names in both, with content that is known by its blocks.
+        for nth in 0..3 {
+            fs::write(part.join(format!("log {nth}")), content(nth, SIZE)).unwrap();
+        }
+    }
+    let opened = OwnedFd::from(File::open(&other).unwrap());
+    let sender = TreeSender::of_parts().make("").make("volumes").put("diff", &one);
+    let mut sender = sender.put_open("volumes/data", &other, opened).by_blocks(BlockHash::new(hash));
+    // Whatever comes to be at its path.
+    let away = pair.source.join("away");
+    fs::rename(&other, &away).unwrap();
+    fs::create_dir(&other).unwrap();
+
+    let same = |what: &str| {
+        for (here, there) in [(&one, "diff"), (&away, "volumes/data")] {
+            let differences = compare(here, &pair.copy.join(there)).unwrap();
+            assert!(differences.is_empty(), "{what}: {there}: {differences:?}");
+        }
+    };
+    let first = sender.next_round(false).unwrap();
+    let names = fs::read_dir(&one).unwrap().count() + fs::read_dir(&away).unwrap().count();
+    assert!(first.changes.entries() > names as u64 && first.changes.bytes() > 0);
+    pair.round(&mut sender, false);
+    same("the first round");
+    assert_eq!(fs::read_dir(&pair.copy).unwrap().count(), 2);
+    pair.settle(&mut sender);
+    // Files of both have new names, and are held for them.
+    for part in [&one, &away] {
+        fs::rename(part.join("log 0"), part.join("log 3")).unwrap();
+        fs::rename(part.join("log 1"), part.join("log 4")).unwrap();
+        fs::remove_dir_all(part.join("directory")).unwrap();
+        let file = File::options().write(true).open(part.join("log 4")).unwrap();
+        file.write_all_at(b"written", 7).unwrap();
+    }
+    let sent = pair.round(&mut sender, true);
+    same("the last round");
+    assert!(sent.removed >= 2 && sent.bytes < SIZE as u64, "{sent:?}");
+}
+
+#[test]
+fn an_error_names_the_path_that_a_directory_had() {
+    let pair = Pair::new();
+    let file = pair.source.join("file");
+    fs::write(&file, "").unwrap();
+    let opened = OwnedFd::from(File::open(&file).unwrap());
+    let sender = TreeSender::of_parts().make("").put_open("data", Path::new("/srv/data"), opened);
+    let error = sender.next_round(false).unwrap_err().to_string();
+    assert!(error.contains("tree /srv/data"), "{error}");
+}

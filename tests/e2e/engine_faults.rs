@@ -1,0 +1,137 @@
+//! What may happen to a container of Podman or Docker, and to a dockerd, while the container moves: the service is in one
+//! place, and the other node has nothing of it. Needs root, Podman and Docker.
+
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use godwit_lab::workload::Workload;
+use godwit_tests::wait_for;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::engine_nodes::{COPIED, Engine, IMAGE, Nodes, is_tried};
+
+/// Starts Redis as service `cache` on node a.
+fn start(nodes: &Nodes) {
+    let mut more = vec!["--restart", "no"];
+    more.extend(nodes.preset.env.iter().flat_map(|entry| ["--env", entry]));
+    more.extend(nodes.preset.user.iter().flat_map(|user| ["--user", user]));
+    let command: Vec<_> = nodes.preset.command.iter().map(String::as_str).collect();
+    nodes.bed.done("a", &nodes.words(IMAGE, &more, &command));
+}
+
+/// Begins to move it to node b, up to the moment at which its memory has been copied and it still runs.
+fn begin(nodes: &Nodes) -> Child {
+    nodes.points.hold(COPIED);
+    wait_for("a move that has copied memory", || {
+        let mut command = nodes.bed.command("a", &["migrate", "cache", "--to", "b", "--mode", "precopy"]);
+        let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while moving.try_wait().unwrap().is_none() {
+            if nodes.points.has_reached(COPIED) {
+                return Some(moving);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        // The destination may still be putting away what the move before has left.
+        let said = moving.wait_with_output().unwrap();
+        let refused = String::from_utf8_lossy(&said.stderr);
+        assert!(refused.contains("try again in a moment"), "{refused}");
+        None
+    })
+}
+
+/// Lets the move go on, which must end without success.
+fn ends_in_vain(nodes: &Nodes, moving: Child, deed: &str) -> String {
+    nodes.points.let_go(COPIED);
+    let said = moving.wait_with_output().unwrap();
+    assert_eq!(said.status.code(), Some(1), "{deed}: {said:?}");
+    String::from_utf8_lossy(&said.stderr).into_owned()
+}
+
+fn is_not_on_b(nodes: &Nodes, deed: &str) {
+    wait_for(&format!("node b to have nothing after {deed}"), || nodes.listed("b").is_empty().then_some(()));
+}
+
+#[test]
+fn a_container_of_podmans_ends_is_restarted_or_removed_on_its_way() {
+    on_its_way("podman");
+}
+
+#[test]
+fn a_container_of_dockers_ends_is_restarted_or_removed_on_its_way() {
+    on_its_way("docker");
+}
+
+fn on_its_way(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
+    let nodes = Nodes::up(engine, "way", Workload::Redis, &[]);
+    start(&nodes);
+
+    let moving = begin(&nodes);
+    let pid = nodes.bed.pid("a", "cache");
+    nodes.own("a", &["restart", "--time", "0", "cache"]);
+    ends_in_vain(&nodes, moving, "restart");
+    is_not_on_b(&nodes, "restart");
+    nodes.is_at("a", "running");
+    wait_for("its next life", || (![0, pid].contains(&nodes.bed.pid("a", "cache"))).then_some(()));
+    nodes.connect().fill(1 << 20).unwrap();
+
+    let moving = begin(&nodes);
+    nodes.own("a", &["kill", "cache"]);
+    let said = ends_in_vain(&nodes, moving, "kill");
+    assert!(said.contains("cache"), "{said}");
+    is_not_on_b(&nodes, "kill");
+    nodes.is_at("a", "exited");
+    nodes.is_shown("a", "stopped");
+    nodes.own("a", &["start", "cache"]);
+    nodes.is_shown("a", "running");
+    nodes.connect();
+
+    let moving = begin(&nodes);
+    nodes.own("a", &["rm", "--force", "cache"]);
+    ends_in_vain(&nodes, moving, "rm");
+    is_not_on_b(&nodes, "rm");
+    wait_for("godwit to know", || {
+        let shown: Value = nodes.bed.json("a", &["inspect", "cache"]);
+        shown["reason"].as_str().unwrap().contains("removed").then_some(())
+    });
+    nodes.bed.done("a", &["rm", "cache"]);
+
+    // Nothing of all that is in the way of another.
+    start(&nodes);
+    nodes.bed.migrate("cache", "a", "b");
+    nodes.is_at("b", "running");
+    nodes.connect();
+    nodes.down();
+}
+
+/// Podman has no daemon.
+#[test]
+fn a_service_goes_on_where_a_dockerd_hangs_while_it_moves() {
+    let nodes = Nodes::up("docker", "hangs", Workload::Redis, &[]);
+    let Engine::Docker(dockers) = &nodes.engine else { panic!("Podman") };
+    start(&nodes);
+    let mut lasting = nodes.connect();
+    lasting.fill(1 << 20).unwrap();
+    for node in ["b", "a"] {
+        let moving = begin(&nodes);
+        dockers.signal(node, Signal::STOP);
+        nodes.points.let_go(COPIED);
+        let said = moving.wait_with_output().unwrap();
+        // It waits for nobody where it is.
+        lasting.call(&["PING"]).unwrap();
+        dockers.signal(node, Signal::CONT);
+        assert!(matches!(said.status.code(), Some(0 | 1)), "{node}: {said:?}");
+        let here = if said.status.success() { "b" } else { "a" };
+        nodes.is_at(here, "running");
+        nodes.is_shown(here, "running");
+        lasting.call(&["PING"]).unwrap();
+        if here == "b" {
+            nodes.bed.migrate("cache", "b", "a");
+        }
+    }
+    nodes.down();
+}
