@@ -280,6 +280,32 @@ fn a_move_sends_only_what_differs_of_files_and_volumes() {
 }
 
 #[test]
+fn files_of_a_directory_of_the_node_are_sent_ahead_too() {
+    let bed = Bed::up("prepbind");
+    let preset = bed.build(Workload::Redis);
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    VOLUME.iter().for_each(|(name, bytes)| noise(&directory.path().join(name), *bytes));
+    fs::write(directory.path().join("small"), "a few words").unwrap();
+    let all = VOLUME.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    bed.run("a", "redis", ADDRESS, &preset, &["-v", &format!("{}:/bound", directory.path().display())]);
+    let prepared = |how: &str| {
+        let words = ["--json", "prepare", "redis", "--to", "b", "--mount", how];
+        serde_json::from_str::<Report>(bed.done("a", &words).lines().last().unwrap()).unwrap()
+    };
+    assert!(prepared("/bound=copy").file_bytes >= all);
+    change(directory.path());
+    assert!(prepared("/bound=copy").file_bytes < FEW);
+    fs::write(directory.path().join("newer"), "nor this").unwrap();
+    let expected = contents(directory.path());
+    let report = bed.migrate_so("redis", "a", "b", &["--mount", "/bound=copy"]);
+    assert!(report.file_bytes < FEW && report.retained_file_bytes >= all / 2, "{report:?}");
+    let shown: serde_json::Value = bed.json("b", &["volume", "inspect", "redis-bound"]);
+    assert_eq!(contents(Path::new(shown["path"].as_str().unwrap())), expected);
+    assert_eq!(contents(directory.path()), expected, "it stays");
+    are_gone(&bed, "b");
+}
+
+#[test]
 fn of_files_that_were_sent_ahead_nothing_stays_that_is_of_no_use() {
     let bed = Bed::up("prepgone");
     let all = with_files(&bed);
