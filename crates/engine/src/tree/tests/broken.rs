@@ -54,6 +54,7 @@ fn the_next_round_puts_right_what_one_left_that_broke_off() {
         begin(&pair.source);
         let mut sender = blocks::sender(&pair).lasting(true);
         pair.settle(&mut sender);
+        sender.settle();
         change(&pair.source);
         let round = sender.next_round(false).unwrap();
         let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
