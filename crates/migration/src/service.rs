@@ -178,6 +178,11 @@ impl From<Port> for Published {
 }
 
 impl Service {
+    /// Whether it may make devices of its own.
+    pub(crate) fn makes_devices(&self) -> bool {
+        self.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD")
+    }
+
     /// Its volumes.
     pub fn volumes(&self) -> impl Iterator<Item = &VolumeName> {
         self.mounts.iter().filter_map(Mount::volume)

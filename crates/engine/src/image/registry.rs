@@ -22,6 +22,7 @@ use oci_spec::distribution::Reference;
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::process::{Child, Command};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Digest, ImageError, Store};
@@ -57,6 +58,8 @@ pub enum FetchError {
     Large(u64),
     #[error("cannot make a directory for what comes: {0}")]
     Scratch(io::Error),
+    #[error("{MOST_RUNNING} other images are being fetched")]
+    Busy,
     #[error("layer {digest} is not what it has to be: {cause}")]
     Layer { digest: Digest, cause: ImageError },
 }
@@ -68,6 +71,12 @@ pub enum FetchError {
 )]
 pub struct NotARegistry(String);
 
+/// Images that are fetched at once.
+const MOST_RUNNING: usize = 2;
+
+/// How long skopeo's last words may take when it has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// The registries that this node may ask for layers.
 #[derive(Debug, Clone)]
 pub struct Registries {
@@ -76,6 +85,8 @@ pub struct Registries {
     program: Vec<PathBuf>,
     silence: Duration,
     longest: Duration,
+    /// Who asks for more has its layers from the source.
+    running: Arc<Semaphore>,
 }
 
 /// An image of an allowed registry, by its digest.
@@ -101,7 +112,8 @@ impl Default for Registries {
     /// None.
     fn default() -> Self {
         let program = UNPRIVILEGED.into_iter().chain(["skopeo"]).map(PathBuf::from).collect();
-        Self { allowed: BTreeSet::new(), program, silence: SILENCE, longest: LONGEST }
+        let running = Arc::new(Semaphore::new(MOST_RUNNING));
+        Self { allowed: BTreeSet::new(), program, silence: SILENCE, longest: LONGEST, running }
     }
 }
 
@@ -154,6 +166,9 @@ impl Registries {
         lacking: &[(Digest, u64)],
         here: &[Digest],
     ) -> Fetched {
+        let Ok(_one_of_few) = self.running.try_acquire() else {
+            return Fetched { layers: Vec::new(), failed: Some(FetchError::Busy) };
+        };
         let (scratch, mut failed) = match self.copied(store, image, lacking, here).await {
             Ok((scratch, failed)) => (scratch, failed),
             Err(error) => return Fetched { layers: Vec::new(), failed: Some(error) },
@@ -213,7 +228,7 @@ impl Registries {
     /// Returns when it has ended; ends it where it brings too much, or nothing.
     async fn watch(&self, mut skopeo: Child, directory: &Path, most: u64) -> Result<(), FetchError> {
         let stderr = skopeo.stderr.take();
-        let talking = tokio::spawn(async move {
+        let mut talking = tokio::spawn(async move {
             let mut said = Vec::new();
             let Some(mut stderr) = stderr else { return said };
             let mut piece = [0; 1024];
@@ -252,7 +267,12 @@ impl Registries {
             }
         };
         match failed {
-            None => Err(FetchError::Refused(last_words(&talking.await.unwrap_or_default()))),
+            None => {
+                // What skopeo has begun may still have its standard error.
+                let said = tokio::time::timeout(LAST_WORDS, &mut talking).await;
+                talking.abort();
+                Err(FetchError::Refused(last_words(&said.ok().and_then(Result::ok).unwrap_or_default())))
+            }
             Some(failed) => {
                 // Nothing of it writes any more when what has come is looked at.
                 skopeo.kill().await.map_err(FetchError::Program)?;
@@ -303,11 +323,16 @@ fn take(store: &Store, blob: &Path, digest: &Digest, bytes: u64) -> Result<bool,
     Ok(true)
 }
 
-/// What the files of a layout take on the disk: skopeo makes them in the directory, and moves them to their places.
+/// What the files of a layout take on the disk, without what a filesystem has put by for their ends: skopeo makes them in the directory, and moves them to their places.
 fn bytes_below(directory: &Path) -> u64 {
     let files = [directory.to_owned(), directory.join(BLOBS)].into_iter().flat_map(fs::read_dir);
     // A file may just be given its name.
-    files.flatten().flatten().filter_map(|file| file.metadata().ok()).map(|file| file.blocks() * 512).sum()
+    files
+        .flatten()
+        .flatten()
+        .filter_map(|file| file.metadata().ok())
+        .map(|file| (file.blocks() * 512).min(file.len()))
+        .sum()
 }
 
 /// The message of the last line of skopeo's log, `time="…" level=fatal msg="…"`, without what a terminal would not show as

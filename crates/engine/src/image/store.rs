@@ -207,7 +207,13 @@ impl Store {
     fn sweep(&self) -> io::Result<()> {
         let tmp = File::open(self.directory.join("tmp"))?;
         for name in beneath::names(tmp.as_fd())? {
-            beneath::remove_tree(tmp.as_fd(), &name)?;
+            match beneath::remove_tree(tmp.as_fd(), &name) {
+                // A program that outlived its godwitd still writes there; the next start sweeps again.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    tracing::warn!(name = %String::from_utf8_lossy(&name), "something writes into what an earlier life of this daemon left");
+                }
+                removed => removed?,
+            }
         }
         Ok(())
     }

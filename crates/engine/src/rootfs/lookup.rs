@@ -23,7 +23,7 @@ pub fn resolve_user(root: &Path, user: &str) -> Result<User, RootfsError> {
     let (name, group) = user.split_once(':').map_or((user, None), |(name, group)| (name, Some(group)));
     let accounts = lines(root, "/etc/passwd")?;
     let account = accounts.iter().map(|line| fields(line)).find(|account| match account[..] {
-        [login, _, uid, _, ..] => login == name || (name.is_empty() && uid == "0") || is_number(name, uid),
+        [login, _, uid, _, ..] => is_meant(login, uid, if name.is_empty() { "0" } else { name }),
         _ => false,
     });
     let number = |at: usize| account.as_ref().and_then(|account| account.get(at)?.parse::<u32>().ok());
@@ -39,9 +39,9 @@ pub fn resolve_user(root: &Path, user: &str) -> Result<User, RootfsError> {
     let groups = lines(root, "/etc/group")?;
     let groups: Vec<Vec<&str>> = groups.iter().map(|line| fields(line)).collect();
     if let Some(wanted) = group.filter(|group| !group.is_empty()) {
-        let listed = groups.iter().find(
-            |group| matches!(group[..], [name, _, gid, ..] if name == wanted || is_number(wanted, gid)),
-        );
+        let listed = groups
+            .iter()
+            .find(|group| matches!(group[..], [name, _, gid, ..] if is_meant(name, gid, wanted)));
         let gid = listed.and_then(|group| group[2].parse().ok()).or_else(|| wanted.parse().ok());
         return match gid.filter(|gid| *gid != u32::MAX) {
             Some(gid) => Ok(User { uid, gid, groups: Vec::new() }),
@@ -143,8 +143,13 @@ fn fields(line: &str) -> Vec<&str> {
 }
 
 /// Whether both are the same number.
-fn is_number(wanted: &str, field: &str) -> bool {
-    wanted.parse::<u32>().is_ok_and(|wanted| field.parse() == Ok(wanted))
+/// Whether a line with this name and number is wanted. A number is a number, whoever may have it for a name: else an image could
+/// make root of it.
+fn is_meant(name: &str, number: &str, wanted: &str) -> bool {
+    match wanted.parse::<u32>() {
+        Ok(wanted) => number.parse() == Ok(wanted),
+        Err(_) => name == wanted,
+    }
 }
 
 fn no_user(root: &Path, user: &str) -> RootfsError {

@@ -51,6 +51,15 @@ pub trait Contents: std::fmt::Debug + Send {
     fn named(&self, number: u32, modified: (i64, u32)) -> io::Result<()>;
 }
 
+/// As many bytes as paths may have on average, where they are many.
+const MEAN_PATH: u64 = 256;
+const LEAST_PATHS: u64 = 1 << 20;
+
+/// Whether there is no such path, where what leads to it may be of any kind.
+fn is_not_there(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP))
+}
+
 /// Takes the items of one round.
 #[derive(Debug)]
 pub struct Receiver {
@@ -59,6 +68,7 @@ pub struct Receiver {
     limits: Limits,
     contents: Option<Box<dyn Contents>>,
     names: u64,
+    path_bytes: u64,
     entries: u64,
     bytes: u64,
     /// Bytes that are counted as if they had come: of holes.
@@ -94,6 +104,7 @@ impl Receiver {
             limits,
             contents: None,
             names: 0,
+            path_bytes: 0,
             entries: 0,
             bytes: 0,
             holes: 0,
@@ -131,18 +142,18 @@ impl Receiver {
             Item::Hole(hole) => self.hole(hole),
             Item::Hold(hold) => {
                 self.close()?;
-                self.count_name()?;
+                self.count_name(&hold.path)?;
                 self.hold(&hold)
             }
             Item::Entry(entry) => {
                 self.close()?;
-                self.count_name()?;
+                self.count_name(&entry.path)?;
                 self.entries += 1;
                 self.entry(entry)
             }
             Item::Remove(remove) => {
                 self.close()?;
-                self.count_name()?;
+                self.count_name(&remove.path)?;
                 self.remove(&remove)
             }
             Item::End(end) => {
@@ -444,13 +455,11 @@ impl Receiver {
             return Err(self.refused(&remove.path, reason));
         }
         let (parent_path, name) = beneath::split(&remove.path);
-        if self
-            .root
-            .node_if_any(&remove.path)
-            .map_err(|error| self.fault("look at", &remove.path, error))?
-            .is_none()
-        {
-            return Ok(());
+        match self.root.node(&remove.path) {
+            Ok(_) => {}
+            // What it was beneath may be gone, or a link now, by a round that broke off.
+            Err(error) if is_not_there(&error) => return Ok(()),
+            Err(error) => return Err(self.fault("look at", &remove.path, error)),
         }
         let parent = self
             .root
@@ -545,11 +554,17 @@ impl Receiver {
         Ok(FileType::from_raw_mode(stat.stx_mode.into()))
     }
 
-    fn count_name(&mut self) -> Result<(), TreeError> {
+    fn count_name(&mut self, path: &[u8]) -> Result<(), TreeError> {
         self.names += 1;
-        if self.names > self.limits.entries {
-            let limit = self.limits.entries;
+        self.path_bytes += path.len() as u64;
+        let limit = self.limits.entries;
+        if self.names > limit {
             return Err(TreeError::Limit { root: self.path.clone(), limit, unit: "entries" });
+        }
+        // They are in memory until the end of the round.
+        let limit = limit.saturating_mul(MEAN_PATH).max(LEAST_PATHS);
+        if self.path_bytes > limit {
+            return Err(TreeError::Limit { root: self.path.clone(), limit, unit: "bytes of paths" });
         }
         Ok(())
     }

@@ -48,21 +48,32 @@ impl SentFiles {
             return None;
         }
         let key = (service.id.clone(), destination.to_owned());
+        let mut all = self.lock();
+        let sent = all.get(&key)?;
+        if sent.token == token && sent.epoch == service.epoch && !sent.tree.is_of_same(of) {
+            // Another move, with other directories, may be about to come.
+            return None;
+        }
         // Whatever is not of this directory is of none any more.
-        let Sent { epoch, token: known, tree, .. } = self.lock().remove(&key)?;
-        let is_it = known == token && epoch == service.epoch && tree.is_of_same(of);
-        is_it.then(|| Lent { store: Arc::clone(self), key, epoch, token: known, tree, sends: false })
+        let Sent { epoch, token: known, tree, since } = all.remove(&key)?;
+        let is_it = known == token && epoch == service.epoch;
+        let since = Some(since);
+        is_it.then(|| Lent { store: Arc::clone(self), key, epoch, token: known, tree, sends: false, since })
     }
 
     /// Nothing has been sent yet.
     pub(crate) fn begin(self: &Arc<Self>, service: &Service, destination: &str, tree: TreeSender) -> Lent {
         let key = (service.id.clone(), destination.to_owned());
         let (store, token) = (Arc::clone(self), Vec::new());
-        Lent { store, key, epoch: service.epoch, token, tree, sends: false }
+        Lent { store, key, epoch: service.epoch, token, tree, sends: false, since: None }
     }
 
     fn put(&self, key: Key, sent: Sent) {
         let mut all = self.lock();
+        if all.contains_key(&key) {
+            // A preparation has begun anew meanwhile, in another directory there.
+            return;
+        }
         all.insert(key, sent);
         while all.values().map(|sent| sent.tree.memory()).fold(0, u64::saturating_add) > MOST_MEMORY {
             let oldest = all.iter().min_by_key(|(_, sent)| sent.since).map(|(key, _)| key.clone());
@@ -97,6 +108,8 @@ pub(crate) struct Lent {
     tree: TreeSender,
     /// Whether a round is on its way.
     sends: bool,
+    /// When the last one has come; none where it came to this.
+    since: Option<Instant>,
 }
 
 impl Lent {
@@ -127,7 +140,7 @@ impl Lent {
 
     /// The round has come, into the directory that has this token.
     pub(crate) fn settle(&mut self, token: Vec<u8>) {
-        (self.token, self.sends) = (token, false);
+        (self.token, self.sends, self.since) = (token, false, None);
         self.tree.settle();
     }
 
@@ -151,7 +164,10 @@ impl Drop for Lent {
         let tree = if self.sends { tree.doubted() } else { Some(tree) };
         if let Some(tree) = tree {
             let (epoch, token) = (self.epoch, std::mem::take(&mut self.token));
-            self.store.put(self.key.clone(), Sent { epoch, token, tree, since: Instant::now() });
+            self.store.put(
+                self.key.clone(),
+                Sent { epoch, token, tree, since: self.since.unwrap_or_else(Instant::now) },
+            );
         }
     }
 }

@@ -236,7 +236,7 @@ pub(super) async fn answer_to_question(
     let files = local.kept_files.hold(&service, from).await.map(|held| held.token()).unwrap_or_default();
     let accepted =
         Accepted { engine_layers, asks_registry: registry.is_some(), files: files.into(), ..answer };
-    let tree = (open.tree_bytes, announced::tree_limits(open.tree_bytes, makes_devices(&service)));
+    let tree = (open.tree_bytes, announced::tree_limits(open.tree_bytes, service.makes_devices()));
     Ok(Asked { service, id: open.migration, memory_bytes, missing, registry, accepted, tree, _hold: hold })
 }
 
@@ -306,7 +306,7 @@ pub(super) async fn admit(
     drop(hold);
     let (userfaultfd, retained) = (local.userfaultfd, local.retention.of(&service.id));
     let arrival = local.arrivals.expect(&open.migration, link.node(), &service.name);
-    let tree = announced::tree_limits(open.tree_bytes, makes_devices(&service));
+    let tree = announced::tree_limits(open.tree_bytes, service.makes_devices());
     let admitted = Admitted {
         service,
         id: open.migration,
@@ -327,11 +327,6 @@ pub(super) async fn admit(
         _place: place,
     };
     Ok((admitted, Coming { arrival, retained, files }))
-}
-
-/// Whether it may make devices of its own.
-fn makes_devices(service: &Service) -> bool {
-    service.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD")
 }
 
 /// Tells the source that it is, and what is here already.

@@ -152,6 +152,7 @@ async fn receive_files(
     };
     let path = begun.as_ref().map(Begun::path).or(held.path()).map(Path::to_owned);
     let path = path.ok_or(DestinationError::Protocol("files onto others that are not here"))?;
+    held.changes();
     let limits = tree::Limits { entries: 2 * MOST_NAMES, bytes: most, ..asked.tree.1 };
     let received = match receive_tree_items(link, &path, limits).await {
         Ok(written) => {
@@ -161,8 +162,14 @@ async fn receive_files(
         Err(error) => Err(error),
     };
     let measured = match received {
-        // What the next one puts in order.
-        Err(error @ DestinationError::Link(_)) => return Err(error),
+        // What the next one puts in order, if it is not too much.
+        Err(error @ DestinationError::Link(_)) if begun.is_none() => {
+            if let Err(why) = off_worker(|| held.measure(most)) {
+                tracing::warn!(service = %asked.service.name, why, "files that were sent ahead are given up");
+                held.drop_it();
+            }
+            return Err(error);
+        }
         Err(error) => Err(error),
         Ok(()) => {
             if let Some(begun) = begun {

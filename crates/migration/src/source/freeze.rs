@@ -1,10 +1,10 @@
 //! Fourth: the service stops. What is needed to move the rest is found, and nothing is sent yet.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_criu::{DumpOptions, Memory as DumpMemory};
-use godwit_engine::{ContainerConfig, DumpTarget, EngineError, Tmpfs, tree};
+use godwit_engine::{ContainerConfig, ContainerStatus, DumpTarget, EngineError, Tmpfs, tree};
 use godwit_memory::mappings;
 
 use super::files::{Log, next_round};
@@ -23,8 +23,13 @@ use crate::listeners::Listening;
 use crate::report::ms_since;
 use crate::resources::LocalError;
 
-/// How often a service is frozen for a moment at which it is alone.
+/// How often, and for how long at most, a service is frozen for a moment at which it is alone.
 const FREEZES: u32 = 10;
+const FREEZING: Duration = Duration::from_secs(5);
+
+/// How long it may take to run again after a try, and how often to look.
+const THAWING: Duration = Duration::from_secs(2);
+const THAWED_LOOK: Duration = Duration::from_millis(2);
 
 /// A frozen service, and what is left to send of it.
 pub(super) struct Frozen {
@@ -162,7 +167,7 @@ impl Source {
         config: &ContainerConfig,
         listeners: &dyn Listening,
     ) -> Result<DumpTarget, SourceError> {
-        let mut tries = 0;
+        let (mut tries, trying) = (0, Instant::now());
         loop {
             tries += 1;
             self.settle_openings(config, listeners).await?;
@@ -171,14 +176,28 @@ impl Source {
             self.local.engine.freeze(config).await?;
             let target = self.local.engine.dump_target(config).await;
             self.timeline.note("stop", begun);
-            if tries < FREEZES && matches!(target, Err(EngineError::Occupied { .. })) {
+            // Nobody can connect meanwhile.
+            let again = tries < FREEZES && trying.elapsed() < FREEZING;
+            if again && matches!(target, Err(EngineError::Occupied { .. })) {
                 self.local.engine.thaw(config).await?;
+                self.until_thawed(config).await?;
                 // Waits for what has just begun, and fails where that does not end.
                 self.local.engine.dump_target(config).await?;
                 continue;
             }
             return Ok(target?);
         }
+    }
+
+    /// cgroups of version 2 are frozen until one of their members has run.
+    async fn until_thawed(&self, config: &ContainerConfig) -> Result<(), SourceError> {
+        let begun = Instant::now();
+        while self.local.engine.state(config).await?.status == ContainerStatus::Paused
+            && begun.elapsed() < THAWING
+        {
+            tokio::time::sleep(THAWED_LOOK).await;
+        }
+        Ok(())
     }
 
     /// A directory in which CRIU is told the mappings of the processes, if it can be.

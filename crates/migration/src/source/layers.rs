@@ -5,6 +5,7 @@
 //! not confirmed. No more are begun, so that it always reads what comes.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use godwit_engine::image::Digest;
 use tokio::sync::mpsc;
@@ -18,6 +19,9 @@ use crate::resources::LocalError;
 
 /// Pieces of an image that wait for the wire.
 const PIECES: usize = 8;
+
+/// How long a destination may ask a registry: twice what an honest one takes.
+const ASKING: Duration = Duration::from_secs(20 * 60);
 
 /// What a destination lacks of the root filesystem of a service.
 #[derive(Debug)]
@@ -102,7 +106,15 @@ impl Source {
         let total = total.saturating_sub(lacking.bytes());
         if lacking.asks_registry {
             let bytes = lacking.bytes();
-            match link.receive().await? {
+            let asked = tokio::time::timeout(ASKING, link.receive()).await;
+            let asked = asked.map_err(|_| SourceError::Refused {
+                node: self.destination.clone(),
+                reasons: vec![format!(
+                    "it has asked the image's registry for {} minutes",
+                    ASKING.as_secs() / 60
+                )],
+            })?;
+            match asked? {
                 Message::StillLacking(still) => lacking.keep(&still.layers, &self.destination)?,
                 other => return Err(link.unexpected(&other, "StillLacking").into()),
             }

@@ -10,14 +10,14 @@ fn write(path: &Path, at: u64, bytes: &[u8]) {
 }
 
 fn begin(root: &Path) {
-    for directory in ["deep/er", "away/inner", "gone/inner"] {
+    for directory in ["deep/er", "away/inner", "gone/inner", "current"] {
         fs::create_dir_all(root.join(directory)).unwrap();
     }
     for (number, name) in ["large", "log", "other", "deep/er/file", "away/inner/kept"].iter().enumerate() {
         let byte = u8::try_from(number).unwrap() + 1;
         fs::write(root.join(name), vec![byte; LARGE]).unwrap();
     }
-    for name in ["small", "gone/inner/file", "gone-with-it", "was a directory's"] {
+    for name in ["small", "gone/inner/file", "gone-with-it", "was a directory's", "current/file"] {
         fs::write(root.join(name), name).unwrap();
     }
     fs::hard_link(root.join("other"), root.join("deep/other")).unwrap();
@@ -32,6 +32,8 @@ fn change(root: &Path) {
     fs::remove_dir_all(root.join("gone")).unwrap();
     fs::remove_file(root.join("was a directory's")).unwrap();
     fs::create_dir(root.join("was a directory's")).unwrap();
+    fs::remove_dir_all(root.join("current")).unwrap();
+    std::os::unix::fs::symlink("deep", root.join("current")).unwrap();
     fs::write(root.join("new"), vec![7; LARGE]).unwrap();
     write(&root.join("other"), 3, b"both names");
     File::options().write(true).open(root.join("deep/er/file")).unwrap().set_len(90_000).unwrap();

@@ -133,7 +133,6 @@ fn every_broken_rule_is_refused() {
         ("removal outside", vec![remove(b"../outside")]),
         ("through a link", vec![link(b"l", b"../outside"), file(b"l/x", 0)]),
         ("directory through a link", vec![link(b"l", b"../outside"), directory(b"l/x")]),
-        ("removal through a link", vec![link(b"l", b"../outside"), remove(b"l/secret")]),
         ("hard link through a link", vec![link(b"l", b"../outside"), hard_link(b"x", b"l/secret")]),
         ("hard link outside", vec![hard_link(b"x", b"../outside/secret")]),
         ("hard link to nothing", vec![hard_link(b"x", b"y")]),
@@ -256,6 +255,8 @@ fn a_link_of_any_target_is_made_and_not_followed() {
     target.apply(vec![link(b"l", outside), file(b"l", 2), data(0, b"in"), end(2, 2)]).unwrap();
     assert_eq!(fs::read(target.scratch.path().join("root/l")).unwrap(), b"in");
     target.apply(vec![link(b"l", outside), remove(b"l"), end(1, 0)]).unwrap();
+    // What is beyond a link is not in the tree: there is nothing to remove.
+    target.apply(vec![link(b"l", b"../outside"), remove(b"l/secret"), end(1, 0)]).unwrap();
     target.apply(vec![link(b"l", outside), hard_link(b"m", b"l"), file(b"m", 0), end(3, 0)]).unwrap();
     target.assert_outside_untouched();
 }
