@@ -101,7 +101,15 @@ fn recorded(path: &Path) -> Option<Process> {
 /// Held while a lab is being changed; goes with the process that holds it.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _directory: File,
+    directory: File,
+}
+
+impl Drop for Lock {
+    /// And not by closing it: a program that another thread is just starting has a copy of the descriptor for a moment,
+    /// which would hold the lock as long.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.directory, FlockOperation::Unlock);
+    }
 }
 
 impl Lock {
@@ -119,11 +127,29 @@ impl Lock {
         // Somebody may have removed it, or made it anew, between the opening and the locking.
         let held = directory.metadata().context("reading", state.display())?;
         match fs::metadata(&state) {
-            Ok(now) if (now.dev(), now.ino()) == (held.dev(), held.ino()) => {
-                Ok(Some(Self { _directory: directory }))
-            }
+            Ok(now) if (now.dev(), now.ino()) == (held.dev(), held.ino()) => Ok(Some(Self { directory })),
             Ok(_) => Err(LabError::Busy(name.to_owned())),
             Err(_) => Ok(None),
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_with_its_holder_though_a_program_that_is_being_started_has_its_descriptor() {
+        let state = tempfile::tempdir().unwrap();
+        let open = || File::open(state.path()).unwrap();
+        let lock = Lock { directory: open() };
+        let is_free = || rustix::fs::flock(open(), FlockOperation::NonBlockingLockExclusive).is_ok();
+        rustix::fs::flock(&lock.directory, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let copy = lock.directory.try_clone().unwrap();
+        assert!(!is_free());
+        drop(lock);
+        assert!(is_free());
+        drop(copy);
     }
 }
