@@ -137,10 +137,11 @@ const RUN: &[(&str, &str)] = &[
 /// Flags of other verbs: the verbs, the flags, what to type instead.
 const FLAGS: &[(&[&str], &str, &str)] = &[
     (
-        &["checkpoint", "kill", "restart", "rm", "start", "stop"],
+        &["checkpoint", "kill", "restart", "rm", "stop"],
         "-a --all -f --filter",
         "name the services: `godwit ps -a -q` lists them",
     ),
+    (&["start"], "--all -f --filter", "name the services: `godwit ps -a -q` lists them"),
     (&["restart"], "--running", "name the services: `godwit ps -q` lists those that run"),
     (
         &[
@@ -207,8 +208,12 @@ const FLAGS: &[(&[&str], &str, &str)] = &[
         "an image has no others beneath it: `godwit image ls --layers` lists layers",
     ),
     (&["image ls", "images"], "--history", "`godwit image ls --layers` lists layers"),
-    (&["logs"], "--until", "`godwit logs --timestamps` shows times, by which awk(1) can end"),
-    (&["events"], "--until", "`godwit events` shows times, by which awk(1) can end"),
+    (
+        &["logs"],
+        "--until",
+        "`godwit logs --timestamps` shows the time of each line, at which awk(1) can stop",
+    ),
+    (&["events"], "--until", "`godwit events` shows the time of each line, at which awk(1) can stop"),
     (&["logs"], "--color --names", "`godwit logs` shows one service"),
     (
         &["exec"],
@@ -220,7 +225,7 @@ const FLAGS: &[(&[&str], &str, &str)] = &[
     (&["exec"], "--privileged", "a command may what its service may: `godwit run --cap-add`"),
     (
         &["start"],
-        "-a --all --attach -i --interactive --sig-proxy",
+        "-a --attach -i --interactive --sig-proxy",
         "a service runs detached: `godwit logs -f NAME` shows what it writes",
     ),
     (&["rm"], "--depend", "services do not depend on each other: name each"),
@@ -486,6 +491,7 @@ mod tests {
         for (line, words) in [
             ("godwit --node ps volume rm -f x", "godwit volume rm has no -f: "),
             ("godwit ps -af x", "godwit ps has no -f: "),
+            ("godwit start -a x", "godwit logs -f NAME"),
             ("godwit exec -it -d x sh", "godwit exec has no -d: "),
             ("godwit stop --frobnicate x", "unexpected argument"),
         ] {
