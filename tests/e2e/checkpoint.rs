@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use godwit_lab::workload::{Preset, RedisClient, Workload};
+use godwit_tests::disks::Small;
 use godwit_tests::hold::{CHECKPOINTS, Points};
 use godwit_tests::podman::Podmans;
 use godwit_tests::victim::programs_of;
@@ -330,6 +331,27 @@ fn a_service_goes_on_whatever_happens_to_its_checkpoint() {
     let rootfs = cache.preset.rootfs.to_str().unwrap();
     bed.done("a", &["restore", file, "--rootfs", rootfs]);
     cache.has_all(ADDRESS);
+}
+
+#[test]
+fn what_does_not_fit_or_no_archive_has_is_refused_by_name() {
+    let cache = Cache::up("cp-refused", |_| {});
+    let disk = Small::of(&cache.bed, "a", 512 << 20);
+    drop(cache.run(&["-v", "data:/data", "--cap-add", "MKNOD"]));
+    let checkpoint = || cache.bed.godwit("a", &["checkpoint", NAME, "--tcp-established", "-o", cache.file()]);
+    let full = disk.fill();
+    refused(&checkpoint(), &["a checkpoint of service cache cannot be made in /", "its memory of", "free"]);
+    drop(full);
+    for (directory, what) in [("/", "the changed files"), ("/data", "volume data")] {
+        let device = format!("{directory}/device");
+        cache.bed.done("a", &["exec", NAME, "busybox", "mknod", &device, "c", "1", "3"]);
+        refused(&checkpoint(), &[what, "device", "cannot go into an archive", "rename or remove it"]);
+        cache.bed.done("a", &["exec", NAME, "busybox", "rm", &device]);
+    }
+    assert_eq!((cache.under_way("a"), left(&cache.file)), (0, 0));
+    assert_eq!(cache.state("a", NAME), "running");
+    cache.has_all(ADDRESS);
+    cache.checkpoint(&[]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ use godwit_criu::{CriuError, DumpOptions, Prepared, images, repair};
 use godwit_engine::checkpoint::documents::{self, Known};
 use godwit_engine::checkpoint::pack::{Compression, Packer};
 use godwit_engine::checkpoint::{
-    ArchiveError, DELETED, IMAGES, OWN, ROOTFS_DIFF, STATISTICS, VOLUMES, changes, foreign,
+    ArchiveError, Awaited, DELETED, IMAGES, OWN, ROOTFS_DIFF, STATISTICS, VOLUMES, changes, foreign, has_room,
 };
 use godwit_engine::image::Digest;
 use godwit_engine::{DumpTarget, Mount, files};
@@ -41,7 +41,7 @@ use crate::pieces::{Outgoing, PATIENCE, PIECE, PIECES};
 use crate::services::{self, occupied, owned};
 use crate::staging::Staging;
 use crate::state::Owned;
-use crate::status::internal;
+use crate::status::{internal, status};
 
 /// Longest dump: what CRIU needs for some 100 GiB on a slow disk. One that hangs must not freeze the service for good.
 const DUMP_LIMIT: Duration = Duration::from_secs(600);
@@ -84,8 +84,7 @@ pub(crate) async fn checkpoint(
     let taken = node.reserve_alone(&name).await.ok_or_else(|| occupied(&name))?;
     let Owned { service, exit_code, .. } = owned(node, &name)?;
     check(&service, exit_code.is_some())?;
-    let staging = Staging::new(&node.local().layout).map_err(internal)?;
-    staging.note(&service.id).map_err(internal)?;
+    let staging = Arc::new(staging(node, &service).await?);
     let (outputs, outgoing) = mpsc::channel(PIECES);
     let making = Making { node: Arc::clone(node), service, start, compression, staging };
     // In a task of its own, to its end: the service must not stay frozen.
@@ -106,6 +105,25 @@ pub(crate) async fn checkpoint(
         let _ = tokio::time::timeout(PATIENCE, outputs.send(last)).await;
     });
     Ok(ReceiverStream::new(outgoing).boxed())
+}
+
+/// Where the archive's parts lie, on a disk that has room for the memory. Files are written as long as there is room.
+async fn staging(node: &Node, service: &Service) -> Result<Staging, Status> {
+    let local = node.local();
+    let memory = local.engine.memory_unshared(&local.config(service)).await.map_err(internal)?;
+    let made = has_room(&local.layout.state, memory).and_then(|()| {
+        let staging = Staging::new(&local.layout)?;
+        staging.note(&service.id)?;
+        Ok(staging)
+    });
+    made.map_err(|error| {
+        let kind = match error.kind() {
+            io::ErrorKind::StorageFull => Status::resource_exhausted,
+            _ => Status::internal,
+        };
+        let (name, state) = (&service.name, local.layout.state.display());
+        kind(format!("a checkpoint of service {name} cannot be made in {state}: {error}"))
+    })
 }
 
 /// Refuses services of which an archive would not have all.
@@ -140,7 +158,8 @@ struct Making {
     service: Service,
     start: CheckpointStart,
     compression: Compression,
-    staging: Staging,
+    /// A thread that still writes files there has it, too.
+    staging: Arc<Staging>,
 }
 
 impl Making {
@@ -249,18 +268,21 @@ impl Making {
                 .map(|name| (name.to_string(), files::volumes(&directory).join(name)))
                 .collect(),
         };
-        let staging = self.staging.path().to_owned();
+        // A user who goes ends it, and the directory goes once it has ended.
+        let awaited = Awaited::default();
+        let waiter = awaited.by();
+        let staging = Arc::clone(&self.staging);
         let written = tokio::task::spawn_blocking(move || {
             finish_images(&images)?;
-            changes::write(&upper, &lower, &staging)?;
-            let into = staging.join(VOLUMES);
+            changes::write(&upper, &lower, staging.path(), &waiter)?;
+            let into = staging.path().join(VOLUMES);
             std::fs::create_dir(&into)
                 .map_err(|source| ArchiveError::Io { action: "make a directory".into(), source })?;
             volumes.iter().try_for_each(|(name, path)| {
-                changes::write_volume(path, name, &into.join(format!("{name}.tar")))
+                changes::write_volume(path, name, &into.join(format!("{name}.tar")), &waiter)
             })
         });
-        written.await.map_err(internal)?.map_err(internal)?;
+        written.await.map_err(internal)?.map_err(unwritten)?;
         Ok(begun.elapsed())
     }
 
@@ -362,6 +384,17 @@ impl Making {
         self.node.state.set_stopped(&self.service).map_err(internal)?;
         self.node.end_plan(&self.service.id);
         services::kill_frozen(&self.node, &self.service).await
+    }
+}
+
+/// Why there is no archive.
+fn unwritten(error: ArchiveError) -> Status {
+    match &error {
+        ArchiveError::Unkept { .. } => status(Status::failed_precondition, &error),
+        ArchiveError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            status(Status::resource_exhausted, &error)
+        }
+        _ => internal(error),
     }
 }
 

@@ -28,6 +28,8 @@ pub mod unpack;
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
+use std::sync::{Arc, Weak};
 
 /// What godwit knows of the service.
 pub const OWN: &str = "godwit.json";
@@ -80,6 +82,14 @@ pub enum ArchiveError {
         /// What is wrong.
         reason: String,
     },
+    /// Files of the service are of a kind that no archive has.
+    #[error("{what} of the service cannot go into an archive: {reason}")]
+    Unkept {
+        /// Which.
+        what: String,
+        /// What is in the way, and what to do.
+        reason: String,
+    },
     /// A file of this node.
     #[error("cannot {action}")]
     Io {
@@ -110,24 +120,74 @@ pub(crate) fn fits(file: &File, more: u64) -> io::Result<bool> {
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize) >= RESERVE.saturating_add(more))
 }
 
+/// Refuses a directory whose disk has no room for so many bytes of memory beside the reserve.
+///
+/// # Errors
+/// There is no room, or it cannot be seen.
+pub fn has_room(directory: &Path, memory: u64) -> io::Result<()> {
+    let stat = rustix::fs::statvfs(directory)?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize).saturating_sub(RESERVE);
+    if free >= memory {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    Err(io::Error::new(
+        io::ErrorKind::StorageFull,
+        format!(
+            "its memory of {} MiB would lie there for a while, and {} MiB are free beside a reserve of {} MiB; free {} MiB more",
+            mib(memory),
+            free >> 20,
+            RESERVE >> 20,
+            mib(memory - free)
+        ),
+    ))
+}
+
+/// Whoever waits for files that are written has this: without it the writing ends.
+#[derive(Debug, Default)]
+pub struct Awaited(Arc<()>);
+
+impl Awaited {
+    /// What the writer has of it.
+    #[must_use]
+    pub fn by(&self) -> Waiter {
+        Waiter(Arc::downgrade(&self.0))
+    }
+}
+
+/// Whoever waits, as the writer knows them.
+#[derive(Debug, Clone)]
+pub struct Waiter(Weak<()>);
+
+impl Waiter {
+    fn check(&self) -> io::Result<()> {
+        match self.0.strong_count() {
+            0 => Err(io::Error::other("nobody waits for it any more")),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// After so many bytes it is looked again whether there is room.
 const LOOK: u64 = 16 << 20;
 
-/// A file that is written as long as there is room.
+/// A file that is written as long as there is room and somebody waits for it.
 pub(crate) struct Roomy {
     file: File,
+    waiter: Waiter,
     /// Bytes that were found to fit.
     left: u64,
 }
 
 impl Roomy {
-    pub(crate) fn new(file: File) -> Self {
-        Self { file, left: 0 }
+    pub(crate) fn new(file: File, waiter: Waiter) -> Self {
+        Self { file, waiter, left: 0 }
     }
 }
 
 impl Write for Roomy {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.waiter.check()?;
         let wanted = data.len() as u64;
         if self.left < wanted {
             let more = LOOK.max(wanted);
@@ -156,4 +216,27 @@ pub fn volume(name: &str) -> String {
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'+');
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_nobody_waits_for_is_not_written_further() {
+        let awaited = Awaited::default();
+        let mut file = Roomy::new(tempfile::tempfile().unwrap(), awaited.by());
+        file.write_all(b"wanted").unwrap();
+        drop(awaited);
+        assert!(file.write_all(b"not").unwrap_err().to_string().contains("nobody waits"));
+    }
+
+    #[test]
+    fn memory_that_does_not_fit_on_a_disk_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        has_room(directory.path(), 0).unwrap();
+        let error = has_room(directory.path(), 1 << 60).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(error.to_string().starts_with("its memory of 1099511627776 MiB"), "{error}");
+    }
 }

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use serde::de::{Deserialize, Deserializer, Error as _, SeqAccess, Visitor};
 
-use super::{ArchiveError, DELETED, ROOTFS_DIFF, Roomy, volume};
+use super::{ArchiveError, DELETED, ROOTFS_DIFF, Roomy, Waiter, volume};
 use crate::beneath::{self, Links, Root};
 use crate::image::capture::{self, Of, Stop, TakenAway};
-use crate::image::layer;
+use crate::image::{RootfsFault, layer};
 
 /// Most paths that are gone. A list of more would not be read again.
 const MOST_DELETED: usize = 1 << 20;
@@ -29,9 +29,10 @@ const MOST_HIDDEN: usize = 1 << 20;
 /// [`DELETED`]. Nobody changes it meanwhile.
 ///
 /// # Errors
-/// It cannot be read, or written there.
-pub fn write(upper: &Path, lower: &[PathBuf], into: &Path) -> Result<(), ArchiveError> {
-    let taken = tar(upper, &into.join(ROOTFS_DIFF), "the changed files", Of::Upper(TakenAway::default()))?;
+/// It cannot be read, or written there, or nobody waits for it any more.
+pub fn write(upper: &Path, lower: &[PathBuf], into: &Path, waiter: &Waiter) -> Result<(), ArchiveError> {
+    let of = Of::Upper(TakenAway::default());
+    let taken = tar(upper, &into.join(ROOTFS_DIFF), "the changed files", of, waiter)?;
     let deleted = deleted(upper, lower, taken).map_err(|source| ArchiveError::Read {
         what: "the removed files".into(),
         reason: source.to_string(),
@@ -45,16 +46,19 @@ pub fn write(upper: &Path, lower: &[PathBuf], into: &Path) -> Result<(), Archive
 /// Writes a directory as a tar archive, in which names and attributes mean nothing but themselves.
 ///
 /// # Errors
-/// It cannot be read, or written there.
-pub fn write_volume(directory: &Path, name: &str, to: &Path) -> Result<(), ArchiveError> {
-    tar(directory, to, &format!("volume {name}"), Of::Files).map(drop)
+/// It cannot be read, or written there, or nobody waits for it any more.
+pub fn write_volume(directory: &Path, name: &str, to: &Path, waiter: &Waiter) -> Result<(), ArchiveError> {
+    tar(directory, to, &format!("volume {name}"), Of::Files, waiter).map(drop)
 }
 
-fn tar(directory: &Path, to: &Path, what: &str, of: Of) -> Result<TakenAway, ArchiveError> {
+fn tar(directory: &Path, to: &Path, what: &str, of: Of, waiter: &Waiter) -> Result<TakenAway, ArchiveError> {
     let failed = |source| ArchiveError::io(format!("write {}", to.display()))(source);
-    let file = Roomy::new(File::create_new(to).map_err(failed)?);
+    let file = Roomy::new(File::create_new(to).map_err(failed)?, waiter.clone());
     let mut out = BufWriter::with_capacity(1 << 20, file);
     let taken = capture::pack(directory, &mut out, of).map_err(|stop| match stop {
+        Stop::Fault(fault @ RootfsFault::NotKept { .. }) => {
+            ArchiveError::Unkept { what: what.to_owned(), reason: fault.to_string() }
+        }
         Stop::Fault(fault) => ArchiveError::Read { what: what.to_owned(), reason: fault.to_string() },
         Stop::Write(error) => failed(error),
     })?;

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use godwit_memory::tracker::{Backend, Tracker};
 
-use crate::child::{Child, Shared, pipe, poke, read_byte, state};
+use crate::child::{Child, Shared, eventually, pipe, poke, read_byte, state};
 use crate::undisturbed::{handle, noted, track};
 
 /// Whether nothing has come yet.
@@ -128,20 +128,21 @@ fn steps_that_a_program_makes_by_itself_are_as_many_as_they_were() {
 #[test]
 fn a_process_in_32_bit_code_is_refused_and_goes_on() {
     let page = Shared::new();
-    let flag = 2048;
+    let (there, flag) = (2047, 2048);
     let base = u32::try_from(page.address().addr()).expect("within 4 GiB");
-    let mut code = vec![0x80, 0x3d];
+    // mov byte ptr [there], 1: no file of /proc tells the width of the code that runs.
+    let mut code = vec![0xc6, 0x05];
+    code.extend((base + there).to_le_bytes());
+    code.extend([1, 0x80, 0x3d]);
     code.extend((base + flag).to_le_bytes());
     // cmp byte ptr [flag], 0; je back; jmp 0x33:next; next: mov eax, SYS_exit_group; xor edi, edi; syscall
     code.extend([0, 0x74, 0xf7, 0xea]);
-    code.extend((base + 16).to_le_bytes());
+    code.extend((base + 23).to_le_bytes());
     code.extend([0x33, 0]);
-    assert_eq!(code.len(), 16);
+    assert_eq!(code.len(), 23);
     code.extend([0xb8, 231, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05]);
     code.iter().enumerate().for_each(|(at, &byte)| page.set(at, byte));
-    let (ready, begun) = pipe();
     let mut child = Child::fork(|| {
-        poke(&begun);
         // SAFETY: the code above does not come back; it needs a data segment.
         unsafe {
             asm!(
@@ -155,9 +156,7 @@ fn a_process_in_32_bit_code_is_refused_and_goes_on() {
             )
         }
     });
-    assert!(read_byte(&ready));
-    // The byte is written before it gets there, and no file of /proc tells the width.
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    eventually("32-bit code runs", || page.get(there as usize) == 1);
     let mut tracker = Tracker::new(Backend::Uffd);
     for _ in 0..3 {
         let round = tracker.round(&[child.pid], false).expect("a scan");
