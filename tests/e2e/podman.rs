@@ -332,6 +332,44 @@ fn podman_manages_what_came_to_it_as_if_it_had_been_started_there() {
     cache.down();
 }
 
+/// No systemd runs Podman's checks in a lab: those that come are godwit's.
+#[test]
+fn health_checks_of_a_container_that_has_come_go_on_until_podman_starts_it_again() {
+    let check = ["--health-cmd", "echo checked >>/checks", "--health-interval", "250ms"];
+    let cache = Cache::up("pod-health", &check);
+    let checks = |node: &str| cache.podman(node, &["exec", "cache", "/bin/sh", "-c", "wc -l <>/checks"]);
+    let checks = |node: &str| checks(node).trim().parse::<u32>().unwrap();
+    let health = |node: &str| cache.inspect(node)["State"]["Health"]["Status"].as_str().map(str::to_owned);
+    let goes_on = |node: &str| {
+        wait_for("Podman to know its health", || (health(node).as_deref() == Some("healthy")).then_some(()));
+        let before = checks(node);
+        wait_for("the next check", || (checks(node) > before).then_some(()));
+    };
+    assert_eq!(checks("a"), 0);
+    let mut lasting = cache.connect();
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "postcopy"), ("a", "b", "cold")] {
+        cache.bed.migrate_so("cache", from, to, &["--mode", mode]);
+        goes_on(to);
+        lasting.call(&["PING"]).unwrap();
+    }
+    // Also after another start of godwitd.
+    cache.bed.lab().stop_node("b").unwrap();
+    cache.bed.lab().start_node("b").unwrap();
+    goes_on("b");
+    // From its next start on Podman has them.
+    cache.podman("b", &["restart", "--time", "0", "cache"]);
+    cache.is_shown("b", "running");
+    cache.podman("b", &["exec", "cache", "/bin/sh", "-c", "echo >/checks"]);
+    let again = cache.inspect("b")["State"]["Pid"].clone();
+    wait_for("godwit to know the new life", || {
+        (cache.bed.json::<Value>("b", &["inspect", "cache"])["pid"] == again).then_some(())
+    });
+    // Four intervals: nothing tells that something does not happen.
+    thread::sleep(Duration::from_secs(1));
+    assert_eq!(checks("b"), 1);
+    cache.down();
+}
+
 #[test]
 fn godwit_removes_what_it_adopted_and_nothing_that_it_did_not() {
     let cache = Cache::up("pod-removes", &[]);

@@ -220,11 +220,23 @@ impl<K: Keeps + Clone + 'static> Engine for K {
 
     async fn wait(&self, config: &ContainerConfig) -> Result<i32, EngineError> {
         let io = |source| io_error(&config.name, "wait for its end".into(), source);
-        let life = Record::of(config)?.life.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
+        let record = Record::of(config)?;
+        let life = record.life.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
         if let Some(main) =
             process::Handle::open(life.pid).map_err(io)?.filter(|_| process::lives(life.pid, life.start))
         {
-            main.ended().await.map_err(io)?;
+            let looking_after = async {
+                if record.came == Some((life.pid, life.start))
+                    && let Err(error) = self.look_after(config, &record.id).await
+                {
+                    tracing::warn!(container = %config.name, %error, "its health is checked again at its next start");
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                ended = main.ended() => ended.map_err(io)?,
+                () = looking_after => {}
+            }
         }
         // Its engine is told a moment later.
         let begin = Instant::now();

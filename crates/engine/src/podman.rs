@@ -1,13 +1,15 @@
 //! [`Podman`]: containers that Podman keeps.
 //!
 //! [`adoption`] finds a container and has Podman describe it ([`definition`]), [`arrival`] has Podman import it as a
-//! checkpoint, and [`image`] moves its image. [`making`] has Podman make a container. Podman is called by its [`command`], since it needs no service to run for that.
+//! checkpoint, and [`image`] moves its image. [`making`] has Podman make a container, and [`health`] looks after one that has come.
+//! Podman is called by its [`command`], since it needs no service to run for that.
 
 mod adoption;
 mod arrival;
 mod binds;
 mod command;
 pub(crate) mod definition;
+mod health;
 mod image;
 mod limits;
 mod making;
@@ -351,6 +353,10 @@ impl Keeps for Podman {
             None => Err(EngineError::NotFound(config.name.clone())),
             Some(_) => Err(failed(&call, command::said(&output.stderr))),
         }
+    }
+
+    async fn look_after(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        self.check_again_and_again(config, id).await
     }
 
     fn program(&self) -> tokio::process::Command {

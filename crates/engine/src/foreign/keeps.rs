@@ -89,7 +89,7 @@ impl Care {
     }
 
     /// The configuration with the cgroup that the container is in now.
-    pub(super) fn placed(&self, config: &ContainerConfig) -> Result<(ContainerConfig, Life), EngineError> {
+    pub(crate) fn placed(&self, config: &ContainerConfig) -> Result<(ContainerConfig, Life), EngineError> {
         let record = Record::of(config)?;
         let life = record.life.ok_or_else(|| EngineError::NotFound(config.name.clone()))?;
         Ok((ContainerConfig { cgroup: life.cgroup.clone(), ..config.clone() }, life))
@@ -239,6 +239,11 @@ pub(crate) trait Keeps: Send + Sync {
 
     /// Returns when the engine has a container run.
     async fn until_it_runs(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError>;
+
+    /// Does what the engine does for a container that it has started and not for one that has come here, as long as that lives.
+    async fn look_after(&self, _config: &ContainerConfig, _id: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// The engine's program, for words that a user would type.
     fn program(&self) -> tokio::process::Command;

@@ -309,6 +309,7 @@ impl Landed {
         let life = care.life(config, (pid, reader), root.overlay.target.clone())?;
         let upper = root.overlay.upper.clone();
         Record::change(config, |record| {
+            record.came = Some((life.pid, life.start));
             (record.life, record.upper, record.volumes) = (Some(life), upper, volumes);
             (record.import, record.landing, record.waiting) = (None, None, None);
             record.left = Some(waiting);

@@ -34,6 +34,8 @@ pub(crate) struct Record {
     pub(crate) owes_policy: bool,
     /// Whether its limits have changed here since its engine made it, which starts it with those that it had.
     pub(crate) limited: bool,
+    /// The main process with which it came here, and when that began; of one that its engine has started nothing.
+    pub(crate) came: Option<(u32, u64)>,
     /// Its life, where it has had one here.
     pub(crate) life: Option<Life>,
     /// The upper directory of its root filesystem; empty while it waits.

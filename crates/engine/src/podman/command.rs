@@ -29,6 +29,8 @@ pub(super) struct Inspected {
     pub(super) graph_driver: GraphDriver,
     pub(super) host_config: HostConfig,
     #[serde(default)]
+    pub(super) config: InspectedConfig,
+    #[serde(default)]
     pub(super) network_settings: NetworkSettings,
     #[serde(default)]
     pub(super) mounts: Vec<InspectedMount>,
@@ -120,6 +122,20 @@ pub(super) struct GraphDriver {
 pub(super) struct GraphData {
     pub(super) upper_dir: PathBuf,
     pub(super) merged_dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct InspectedConfig {
+    pub(super) healthcheck: Option<Healthcheck>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct Healthcheck {
+    pub(super) test: Option<Vec<String>>,
+    /// Nanoseconds.
+    pub(super) interval: i64,
 }
 
 #[derive(Debug, Clone, Deserialize)]
