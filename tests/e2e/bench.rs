@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path, process::Command};
 
-use godwit_tests::{leftovers, programs};
+use godwit_tests::{leftovers, programs, tier};
 use serde_json::Value;
 
 fn bench(words: &[&str], out: &Path) {
@@ -106,6 +106,9 @@ fn parts_are_measured_beside_iperf_and_no_page_is_lost() {
 
 #[test]
 fn what_copying_takes_from_a_service_is_told_beside_what_iperf_takes() {
+    if !tier::is_full() {
+        return;
+    }
     let (lab, directory) = (format!("busy{}", std::process::id()), tempfile::tempdir().unwrap());
     let file = directory.path().join("busy.jsonl");
     // Slow enough that the copying is there to be measured.
@@ -124,6 +127,9 @@ fn what_copying_takes_from_a_service_is_told_beside_what_iperf_takes() {
 
 #[test]
 fn pauses_with_frames_held_and_dropped_take_turns_and_are_drawn() {
+    if !tier::is_full() {
+        return;
+    }
     let (lab, directory) = (format!("cut{}", std::process::id()), tempfile::tempdir().unwrap());
     let how = ["cutover", "--name", &lab, "--runs", "1", "--link", "1gbit,1ms"];
     let many = directory.path().join("many.jsonl");

@@ -7,8 +7,9 @@
 //! | services under load | each mode once | each mode in both directions, and `auto` |
 //! | faults at random moments | 20 s | ten minutes |
 //! | containers that an engine makes (`run --engine`), and moves of containers that end in vain | each point with one engine | with Podman and with Docker |
+//! | benchmarks | of moves and of their parts | also of pauses, and of what copying costs a service |
 //! | an upgrade from the last release (`release.rs` builds it) | not at all | node by node, with pages under way, and joins |
-//! | programs that change their memory | two modes each, 8 random programs | all modes, 200 random programs |
+//! | programs that change their memory | two modes each, 4 random programs | all modes, 200 random programs |
 //! | programs that change their instruction set | a selection (`ISA_SELECTION` of the Makefile) | all (`make test-isa-full`) |
 //!
 //! Both are deterministic: a test that fails once can be repeated.
