@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::item::{End, Entry, Item, Kind};
+use super::item::{End, Entry, Item, Kind, Remove};
 use super::send::{self, Sent};
-use super::{BlockHash, TreeError};
+use super::{BlockHash, Listing, TreeError};
 
 /// The mode of a directory that is in none of those here.
 const MADE_MODE: u32 = 0o755;
@@ -18,6 +18,8 @@ const MADE_MODE: u32 = 0o755;
 pub struct TreeSender {
     /// Directories that the receiver is to make before all else, parents first.
     made: Vec<Vec<u8>>,
+    /// What the receiver is to remove before that.
+    strays: Vec<Vec<u8>>,
     parts: Vec<Part>,
     /// Whether the receiver has a whole round.
     settled: bool,
@@ -92,13 +94,17 @@ impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self { made: Vec::new(), parts: vec![Part::new(Vec::new(), root)], settled: false }
+        Self::of(vec![Part::new(Vec::new(), root)])
     }
 
     /// A tree of what is [made](Self::make) and [put](Self::put) into it. Its root, the empty path, is to be made first.
     #[must_use]
     pub fn of_parts() -> Self {
-        Self { made: Vec::new(), parts: Vec::new(), settled: false }
+        Self::of(Vec::new())
+    }
+
+    fn of(parts: Vec<Part>) -> Self {
+        Self { made: Vec::new(), strays: Vec::new(), parts, settled: false }
     }
 
     /// Makes a directory at this path in the tree, where nothing else is. Its parent is there.
@@ -132,6 +138,16 @@ impl TreeSender {
         Self { parts: self.parts.into_iter().map(of_part).collect(), ..self }
     }
 
+    /// For a receiver that says what it has: sends what differs from that, and of large files only blocks that do. In place of
+    /// [`Self::by_blocks`].
+    #[must_use]
+    pub fn onto(self, listing: Listing) -> Self {
+        let at: Vec<_> = self.parts.iter().map(|part| part.at.as_slice()).collect();
+        let (split, strays) = listing.split(&at, &self.made);
+        let with = |(part, listing): (Part, Listing)| Part { sender: part.sender.onto(listing), ..part };
+        Self { parts: self.parts.into_iter().zip(split).map(with).collect(), strays, ..self }
+    }
+
     /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
     #[must_use]
     pub fn lasting(self, lasts: bool) -> Self {
@@ -150,7 +166,12 @@ impl TreeSender {
         if !self.settled {
             return None;
         }
+        let broke_off = self.parts.iter().any(|part| part.sends);
         self.parts = self.parts.into_iter().map(of_part).collect::<Option<_>>()?;
+        // What the receiver held of whatever part was in its root, whose time moved.
+        if let Some(part) = self.parts.iter_mut().find(|part| broke_off && part.at.is_empty()) {
+            part.sender.doubt_root();
+        }
         Some(self)
     }
 
@@ -205,7 +226,7 @@ impl TreeSender {
         let sum = |of: fn(&send::Round) -> u64| rounds.iter().map(of).fold(0, u64::saturating_add);
         let changes = Counts {
             entries: sum(|round| round.changes.entries()).saturating_add(self.made.len() as u64),
-            removals: sum(|round| round.changes.removals()),
+            removals: sum(|round| round.changes.removals()).saturating_add(self.strays.len() as u64),
             bytes: sum(|round| round.changes.bytes()),
             path_bytes: sum(|round| round.changes.path_bytes()),
         };
@@ -221,6 +242,10 @@ impl TreeSender {
         let mut all = Sent::default();
         let root = self.parts.first().map(|part| part.root.clone()).unwrap_or_default();
         let fault = |error: E| TreeError::Sink { root: root.clone(), source: error.into() };
+        for path in std::mem::take(&mut self.strays) {
+            sink(Item::Remove(Remove { path })).map_err(fault)?;
+            all.removed += 1;
+        }
         for path in std::mem::take(&mut self.made) {
             sink(Item::Entry(directory(path))).map_err(fault)?;
             all.entries += 1;

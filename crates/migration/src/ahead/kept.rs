@@ -1,4 +1,5 @@
-//! Directories of files that were sent ahead of a move to this node.
+//! Directories of files of services that may come to this node: sent ahead of a move, or left by one that was aborted, or by
+//! the service itself when it moved away.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
@@ -140,19 +141,25 @@ impl KeptFiles {
     /// The place of a service's files from a node, for one; what is there of another incarnation of it goes. None where it is
     /// in use for too long.
     pub(crate) async fn hold(self: &Arc<Self>, service: &Service, source: &str) -> Option<Held> {
-        let key = (source.to_owned(), service.id.clone());
-        let place = {
-            let mut places = self.lock();
-            let new = || Entry { place: Place::default(), bytes: 0, since: Instant::now() };
-            Arc::clone(&places.entry(key.clone()).or_insert_with(new).place)
-        };
+        let place = self.place(service, source);
         let kept = match Arc::clone(&place).try_lock_owned() {
             Ok(kept) => kept,
             Err(_) => tokio::time::timeout(ENDING, place.lock_owned()).await.ok()?,
         };
+        Some(self.held(service, source, kept))
+    }
+
+    /// The entry's place, which is there from now on.
+    fn place(&self, service: &Service, source: &str) -> Place {
+        let new = || Entry { place: Place::default(), bytes: 0, since: Instant::now() };
+        let key = (source.to_owned(), service.id.clone());
+        Arc::clone(&self.lock().entry(key).or_insert_with(new).place)
+    }
+
+    fn held(self: &Arc<Self>, service: &Service, source: &str, kept: OwnedMutexGuard<Option<Kept>>) -> Held {
         let mut held = Held {
             all: Arc::clone(self),
-            key,
+            key: (source.to_owned(), service.id.clone()),
             name: service.name.clone(),
             epoch: service.epoch,
             devices: service.makes_devices(),
@@ -162,7 +169,40 @@ impl KeptFiles {
         if held.kept().is_some_and(is_another) {
             held.drop_it();
         }
-        Some(held)
+        held
+    }
+
+    /// Keeps a directory of files of a service that is not here, in the incarnation in which node `source` may send it here:
+    /// nobody else uses it. Blocks. How many bytes it has; none where it stays where it is, and is of no use.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        service: &Service,
+        source: &str,
+        path: &Path,
+    ) -> Result<Option<u64>, String> {
+        if self.most == Some(0) {
+            return Ok(None);
+        }
+        let told = |error: &(dyn std::error::Error + 'static)| crate::error_chain(error);
+        let found = Snapshot::scan_at_most(path, true, MOST_NAMES, MOST_PATH_BYTES);
+        let found = found.map_err(|error| told(&error))?;
+        let found = found.ok_or_else(|| format!("it has more than {MOST_NAMES} names"))?;
+        let found = found.whole().map_err(|error| told(&error))?;
+        // A preparation that is under way has the place.
+        let Ok(kept) = self.place(service, source).try_lock_owned() else { return Ok(None) };
+        let mut held = self.held(service, source, kept);
+        if found.entries() <= 1 || held.kept().is_some() {
+            return Ok(None);
+        }
+        let bytes = found.bytes();
+        self.make_room_for_present(&held.key, on_disk(&found))?;
+        let begun = held.begin().map_err(|error| told(&error))?;
+        fs::rename(path, begun.path()).map_err(|error| {
+            format!("cannot rename {} to {}: {error}", path.display(), begun.path().display())
+        })?;
+        held.keep(begun);
+        held.measured(&found);
+        Ok(Some(bytes))
     }
 
     /// The token of a service's files that came from this node; nothing where there are none, or they are in use.
@@ -239,6 +279,15 @@ impl KeptFiles {
     /// Makes room for so many bytes of a service's files, in place of those that are here: the oldest of others go, but not
     /// those that were brought in the time that is `spared`. How many bytes they may have; why there is no room, as a sentence.
     fn make_room(&self, own: &Key, bytes: u64, spared: Duration) -> Result<u64, String> {
+        self.find_room(own, bytes, spared, false)
+    }
+
+    /// The same for files that are on the disk already, but not here.
+    fn make_room_for_present(&self, own: &Key, bytes: u64) -> Result<u64, String> {
+        self.find_room(own, bytes, SPARED, true)
+    }
+
+    fn find_room(&self, own: &Key, bytes: u64, spared: Duration, is_present: bool) -> Result<u64, String> {
         let unknown =
             |error: io::Error| format!("its state {} cannot be used: {error}", self.state.display());
         let (mut free, _) = self.space().map_err(unknown)?;
@@ -248,10 +297,11 @@ impl KeptFiles {
                 let all = places.iter().filter(|(key, _)| (*key == own) == is_own);
                 all.map(|(_, entry)| entry.bytes).fold(0, u64::saturating_add)
             };
-            let (its, others) = (of(true), of(false));
+            let (its, others) = (of(true).max(if is_present { bytes } else { 0 }), of(false));
             let most = self.most.unwrap_or(free.saturating_add(its).saturating_add(others) / PART);
             // A part of the disk stays free in any case.
-            let room = most.saturating_sub(others).min(free.saturating_add(its) / 10 * 9);
+            let free_enough = if is_present { u64::MAX } else { free.saturating_add(its) / 10 * 9 };
+            let room = most.saturating_sub(others).min(free_enough);
             if room >= bytes {
                 let room = room.min(bytes.saturating_mul(2).max(bytes.saturating_add(GROWTH)));
                 if let Some(entry) = places.get_mut(own) {
@@ -307,6 +357,11 @@ impl KeptFiles {
         DirBuilder::new().mode(0o700).create(&path).map_err(io_error("create", &path))?;
         Ok((path, token))
     }
+}
+
+/// Bytes that it takes on the disk, about.
+fn on_disk(found: &Snapshot) -> u64 {
+    found.bytes().saturating_add(found.entries().saturating_mul(OF_A_NAME))
 }
 
 /// The place of a service's files, which nobody else has until this is dropped.
@@ -390,7 +445,7 @@ impl Held {
 
     /// Looks how much has come, of which there may be at most so much. Blocks. Why it cannot be kept, as a sentence.
     pub(crate) fn measure(&mut self, most: u64) -> Result<u64, String> {
-        let Some(kept) = self.kept.as_mut().and_then(|kept| kept.as_mut()) else { return Ok(0) };
+        let Some(kept) = self.kept() else { return Ok(0) };
         let found = Snapshot::scan_at_most(&kept.directory.0, true, MOST_NAMES, MOST_PATH_BYTES);
         match found.map_err(|error| crate::error_chain(&error))? {
             None => Err(format!("it has more than {MOST_NAMES} names, which are not sent ahead")),
@@ -398,11 +453,15 @@ impl Held {
                 Err(format!("it has more than the {} MiB for which there is room", most >> 20))
             }
             Some(found) => {
-                kept.bytes = found.bytes();
-                kept.taken = kept.bytes.saturating_add(found.entries().saturating_mul(OF_A_NAME));
-                kept.is_unmeasured = false;
-                Ok(kept.bytes)
+                self.measured(&found);
+                Ok(found.bytes())
             }
+        }
+    }
+
+    fn measured(&mut self, found: &Snapshot) {
+        if let Some(kept) = self.kept.as_mut().and_then(|kept| kept.as_mut()) {
+            (kept.bytes, kept.taken, kept.is_unmeasured) = (found.bytes(), on_disk(found), false);
         }
     }
 

@@ -113,11 +113,6 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Whether the destination has nothing.
-    pub(crate) fn is_new(&self) -> bool {
-        self.token.is_empty()
-    }
-
     /// What it has: names, and bytes of files.
     pub(crate) fn there(&self) -> (u64, u64) {
         self.tree.there()
@@ -203,7 +198,7 @@ mod tests {
         let begin = |token: &[u8]| {
             let tree = TreeSender::new(root.path()).by_blocks(BlockHash::new(xxh3_128)).lasting(true);
             let mut lent = all.begin(&service, "b", tree);
-            assert!(lent.is_new() && send(&mut lent) > 1 << 20);
+            assert!(send(&mut lent) > 1 << 20);
             lent.settle(token.to_vec());
             // Until it is certain that nothing has changed since.
             while !lent.find(false).unwrap().changes.is_empty() {

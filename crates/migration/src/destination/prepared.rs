@@ -10,7 +10,7 @@ use godwit_memory::PAGE_SIZE;
 use super::admit::{Asked, tell_retained};
 use super::layers::receive_layers;
 use super::page_receiver::{PageReceiver, PageReceiverError};
-use super::receive::{given_up, receive_tree_items};
+use super::receive::{first_of_tree, given_up, receive_tree_items};
 use super::{DestinationError, answer_to_failed};
 use crate::ahead::{Begun, Held, MOST_NAMES};
 use crate::blocking::off_worker;
@@ -82,7 +82,8 @@ async fn receive(
     let Asked { service, id, missing, registry, .. } = asked;
     receive_layers(local, link, service, missing, registry.as_ref()).await?;
     // An older source sends none.
-    let next = match (link.receive().await?, files.take()) {
+    let first = first_of_tree(link, files.as_ref().map(|(held, _)| held)).await?;
+    let next = match (first, files.take()) {
         (begin @ (Message::TreeBegin | Message::TreeOnto), Some((held, most))) => {
             let (held, bytes) = receive_files(link, asked, begin, (held, most)).await?;
             let token = held.token().into();

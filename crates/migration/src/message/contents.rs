@@ -209,7 +209,8 @@ pub struct Accepted {
     /// Why it has not, as a sentence.
     #[prost(string, tag = "61")]
     pub no_files: String,
-    /// The token of the files that were sent ahead; none where there are none.
+    /// The token of the files that are there, from a preparation, an attempt that was aborted, or an earlier visit; none where
+    /// there are none. A source that does not know of it may send [`Message::TellFiles`](super::Message::TellFiles).
     #[prost(bytes = "bytes", tag = "62")]
     pub files: Bytes,
 }
@@ -223,6 +224,14 @@ pub struct FilesKept {
     /// All of them.
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
+}
+
+/// Files that are at the destination follow.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FilesHere {
+    /// The key of their hashes: 192 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub key: Bytes,
 }
 
 /// What the destination lacks after its image's registry was asked.

@@ -72,6 +72,7 @@ pub(super) struct Reserved {
     pub(super) first: tree::Round,
     /// What the destination has of them that was sent ahead, in place of nothing.
     pub(super) ahead: Option<Lent>,
+    pub(super) accepted: Accepted,
 }
 
 impl Source {
@@ -125,7 +126,7 @@ impl Source {
             }
             false => tree,
         };
-        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead })
+        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
