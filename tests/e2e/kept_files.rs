@@ -60,6 +60,8 @@ fn a_service_that_goes_to_and_fro_sends_only_what_differs_of_its_files() {
     let all = with_files(&bed);
     assert!(bed.migrate("redis", "a", "b").file_bytes >= all);
     assert_eq!(kept_on(&bed, "a"), 1);
+    let shown = bed.godwit("a", &["doctor"]).stdout;
+    assert!(shown.contains("of disk for files of 1 (--retained-files)"), "{shown}");
     for (from, to, name) in [("b", "a", "there"), ("a", "b", "back")] {
         match name {
             "there" => change(&volume(&bed, from)),

@@ -29,7 +29,7 @@ mod receive;
 mod recover;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_engine::tree;
 
@@ -75,6 +75,12 @@ pub enum DestinationError {
     /// There is no memory for what comes beyond what was announced.
     #[error("{0}")]
     Memory(String),
+    /// A preparation holds memory and disk for too long.
+    #[error(
+        "the preparation has taken {} minutes, more than 64 KiB each second need for what was announced; allow it more of the link (--max-bandwidth)",
+        .0.as_secs() / 60
+    )]
+    Trickles(Duration),
     /// CRIU hangs.
     #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
     Slow,

@@ -72,6 +72,9 @@ pub struct Open {
     /// Whether the source understands [`Message::StillLacking`](super::Message::StillLacking).
     #[prost(bool, tag = "46")]
     pub waits_for_registry: bool,
+    /// How many names its changed files have; 0 from an older source.
+    #[prost(uint64, tag = "47")]
+    pub tree_names: u64,
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is

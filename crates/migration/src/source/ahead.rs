@@ -21,11 +21,11 @@ pub(super) enum Found {
 }
 
 impl Found {
-    /// Bytes that they have.
-    pub(super) fn bytes(&self) -> u64 {
+    /// Bytes that they have, and names.
+    pub(super) fn size(&self) -> (u64, u64) {
         match self {
-            Self::Files(files) => files.1.changes.bytes(),
-            Self::Stay(_) => 0,
+            Self::Files(files) => (files.1.changes.bytes(), files.1.changes.entries()),
+            Self::Stay(_) => (0, 0),
         }
     }
 }

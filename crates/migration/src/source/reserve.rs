@@ -92,7 +92,7 @@ impl Source {
         report.pre_dump_ms = ms_since(started);
 
         let _marks = self.put_marks().await?;
-        let open = self.offer(&config, memory, first.changes.bytes()).await?;
+        let open = self.offer(&config, memory, (first.changes.bytes(), first.changes.entries())).await?;
         if let Some(path) = self.service_there()?.network.namespace() {
             report.network_namespace = path.to_string_lossy().into_owned();
         }
@@ -149,7 +149,7 @@ impl Source {
         &self,
         config: &ContainerConfig,
         memory: u64,
-        tree_bytes: u64,
+        (tree_bytes, tree_names): (u64, u64),
     ) -> Result<Open, SourceError> {
         let mut layers = Vec::new();
         for digest in &self.service.layers {
@@ -168,6 +168,7 @@ impl Source {
             memory_bytes: memory,
             images_bytes: memory + KERNEL_STATE_BYTES,
             tree_bytes,
+            tree_names,
             layers,
             machine: machine(),
             cpu_flags: needed(cpu_flags(), &self.service.env),
