@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, StatxFlags, statx};
+
 use super::item::{End, Entry, Item, Kind, Remove};
 use super::send::{self, Sent};
 use super::{BlockHash, Listing, TreeError};
@@ -32,11 +34,50 @@ struct Part {
     at: Vec<u8>,
     /// Its path here, for people.
     root: PathBuf,
-    /// What keeps it open, where it is not found by that path.
-    opened: Option<OwnedFd>,
+    place: Place,
     sender: send::TreeSender,
     /// Whether its part of a round has been begun that may not have come.
     sends: bool,
+}
+
+/// How it is found.
+#[derive(Debug)]
+enum Place {
+    /// By its path.
+    Path,
+    /// It is open, whatever is at its path by now.
+    Open(OwnedFd),
+    /// It was open, and was this.
+    Closed(Option<Identity>),
+}
+
+/// What tells a directory from all others, as far as they are there at the same time: its filesystem, its inode, and when that
+/// was made, where the filesystem knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: (u32, u32),
+    inode: u64,
+    born: Option<(i64, u32)>,
+}
+
+impl Place {
+    /// What it is; none where it cannot be told.
+    fn identity(&self) -> Option<Identity> {
+        match self {
+            Self::Path => None,
+            Self::Closed(identity) => *identity,
+            Self::Open(opened) => {
+                let wanted = StatxFlags::INO | StatxFlags::BTIME;
+                let stat = statx(opened, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+                let knows = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+                Some(Identity {
+                    device: (stat.stx_dev_major, stat.stx_dev_minor),
+                    inode: stat.stx_ino,
+                    born: knows.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec)),
+                })
+            }
+        }
+    }
 }
 
 /// A round that is known but not sent.
@@ -124,9 +165,8 @@ impl TreeSender {
     /// The same of a directory that is open, whatever is at its path later. `path` is for people.
     #[must_use]
     pub fn put_open(mut self, at: &str, path: &Path, opened: OwnedFd) -> Self {
-        let magic = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-        let part = Part::new(at.as_bytes().to_vec(), &magic);
-        self.parts.push(Part { root: path.to_owned(), opened: Some(opened), ..part });
+        let part = Part::new(at.as_bytes().to_vec(), &magic(&opened));
+        self.parts.push(Part { root: path.to_owned(), place: Place::Open(opened), ..part });
         self
     }
 
@@ -182,6 +222,31 @@ impl TreeSender {
             part.sender.settle();
             part.sends = false;
         }
+    }
+
+    /// For as long as nothing is sent: keeps nothing open, so that filesystems can be unmounted. See [`Self::reopened`].
+    #[must_use]
+    pub fn at_rest(self) -> Self {
+        let close = |part: Part| match part.place {
+            Place::Open(_) => Part { place: Place::Closed(part.place.identity()), ..part },
+            Place::Path | Place::Closed(_) => part,
+        };
+        Self { parts: self.parts.into_iter().map(close).collect(), ..self }
+    }
+
+    /// After [`Self::at_rest`]: with the directories that another one has open, which [is of the same](Self::is_of_same).
+    ///
+    /// # Errors
+    /// One cannot be opened once more.
+    pub fn reopened(mut self, of: &Self) -> io::Result<Self> {
+        for (part, of) in self.parts.iter_mut().zip(&of.parts) {
+            if let (Place::Closed(_), Place::Open(opened)) = (&part.place, &of.place) {
+                let opened = opened.try_clone()?;
+                part.sender.moved_to(&magic(&opened));
+                part.place = Place::Open(opened);
+            }
+        }
+        Ok(self)
     }
 
     /// Whether both are of the same directories, at the same places.
@@ -281,29 +346,37 @@ impl TreeSender {
 
 impl Part {
     fn new(at: Vec<u8>, root: &Path) -> Self {
-        Self { at, root: root.to_owned(), opened: None, sender: send::TreeSender::new(root), sends: false }
+        Self {
+            at,
+            root: root.to_owned(),
+            place: Place::Path,
+            sender: send::TreeSender::new(root),
+            sends: false,
+        }
     }
 
     /// Whether both are the same directory at the same place.
     fn is_same(&self, other: &Self) -> bool {
-        let file = |opened: &OwnedFd| rustix::fs::fstat(opened).map(|stat| (stat.st_dev, stat.st_ino));
-        let same = match (&self.opened, &other.opened) {
-            (None, None) => true,
-            (Some(one), Some(other)) => {
-                matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)
-            }
-            _ => false,
+        let same = match (&self.place, &other.place) {
+            (Place::Path, Place::Path) => true,
+            (Place::Path, _) | (_, Place::Path) => false,
+            (one, other) => one.identity().is_some_and(|identity| other.identity() == Some(identity)),
         };
         same && self.at == other.at && self.root == other.root
     }
 
     /// An error with the path that people know.
     fn of(&self, error: TreeError) -> TreeError {
-        match self.opened {
-            Some(_) => error.in_tree(&self.root),
-            None => error,
+        match self.place {
+            Place::Path => error,
+            Place::Open(_) | Place::Closed(_) => error.in_tree(&self.root),
         }
     }
+}
+
+/// A path to what is open.
+fn magic(opened: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
 /// A directory that the receiver makes.

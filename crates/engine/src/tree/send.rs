@@ -67,6 +67,11 @@ impl TreeSender {
         Self { root: root.to_path_buf(), last: None, known: None, lasts: false, onto: None, certain: None }
     }
 
+    /// The same tree is at this path now.
+    pub(super) fn moved_to(&mut self, root: &Path) {
+        root.clone_into(&mut self.root);
+    }
+
     /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
     pub(super) fn lasting(self, lasts: bool) -> Self {
         Self { lasts, ..self }
