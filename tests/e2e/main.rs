@@ -34,6 +34,7 @@ mod image;
 mod ineligible;
 mod input;
 mod ipv6;
+mod kept_files;
 mod making;
 mod manage;
 mod members;

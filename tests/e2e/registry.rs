@@ -12,7 +12,7 @@ use std::{
 };
 
 use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, CLIENT, PATIENCE, Report, Said, programs, tier, wait_for};
+use godwit_tests::{Bed, CLIENT, PATIENCE, Report, Said, programs, tier, victim::programs_of, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 85);
 /// `user:secret`, for htpasswd by the cheapest bcrypt, since each request pays for it; and as clients send it.
@@ -569,9 +569,8 @@ fn a_destination_fetches_layers_from_a_registry_that_it_may_ask_and_has_the_othe
             config.programs.serve_environment.push((name.into(), path.to_str().unwrap().into()));
         }
     });
-    let versions = ["1", "2", "3", "4", "5"];
-    let versions = if tier::is_full() { &versions[..] } else { &versions[..4] };
-    let layout = layout_of(&bed, versions, NOISE);
+    let versions = ["1", "2", "3", "4", "5", "6"];
+    let layout = layout_of(&bed, &versions, NOISE);
     index(&layout, "multi", true);
     let mut registry = Registry::start_on_client(&bed, &allowed);
     let mut unlisted = Registry::start_on_client(&bed, &other);
@@ -643,9 +642,20 @@ fn a_destination_fetches_layers_from_a_registry_that_it_may_ask_and_has_the_othe
     from_source(&moved("fourth", "a", "b", fourth, "4"));
     let asked = listener.accept().map(|(_, from)| from);
     assert_eq!(asked.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "it was not contacted");
+    let fifth = run(&registry, "5", "fifth", 105);
+    let sixth = run(&registry, "6", "sixth", 106);
+    registry.stop();
     if tier::is_full() {
-        let fifth = run(&registry, "5", "fifth", 105);
-        registry.stop();
         from_source(&moved("fifth", "a", "b", fifth, "5"));
     }
+    // One that does not answer: what asks it ends with the daemon that has started it, however that ends.
+    let listener = bed.lab().inside(CLIENT, || TcpListener::bind(&allowed).unwrap()).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut moving = bed.command("a", &["migrate", "sixth", "--to", "b"]).spawn().unwrap();
+    let fetching = || programs_of(&bed, "b", "skopeo").len();
+    wait_for("skopeo to ask", || (fetching() > 0 && listener.accept().is_ok()).then_some(()));
+    bed.lab().stop_node("b").unwrap();
+    wait_for("skopeo to end", || (fetching() == 0).then_some(()));
+    assert!(!moving.wait().unwrap().success());
+    assert_eq!(version(&bed, sixth), "6");
 }

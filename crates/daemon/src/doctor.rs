@@ -95,6 +95,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
         }
     }
     checks.push(disk(&local.layout.state));
+    checks.push(retained(local.retention.bytes(), local.kept_files.taken()));
     checks.extend(local.registries.probe().await.map(registries));
     checks
 }
@@ -459,6 +460,16 @@ fn releases(nodes: &[NodeInfo]) -> Check {
         shown.join(", "),
         "services move between these nodes; end the upgrade by installing the newest release on all",
     )
+}
+
+/// What this node has of services that may come, in bytes.
+fn retained(pages: u64, (services, files): (usize, u64)) -> Check {
+    let found = format!(
+        "{} MiB of memory (--retained-memory), and {} MiB of disk for files of {services} (--retained-files)",
+        pages >> 20,
+        files >> 20
+    );
+    ok("services that may come", found)
 }
 
 fn disk(state: &Path) -> Check {

@@ -21,12 +21,14 @@
 //! A file that is written during a round arrives torn, and is sent again in the next one; after a
 //! round of a frozen tree the copy equals the original ([`compare`] says so). Of a file that the
 //! receiver has from an earlier round only the blocks that differ cross again
-//! ([`TreeSender::by_blocks`]), also where it has another name now.
+//! ([`TreeSender::by_blocks`]), also where it has another name now. A receiver that has files of
+//! which the sender does not know tells it so ([`list()`]).
 
 mod blocks;
 mod compare;
 mod content;
 mod item;
+mod listing;
 mod parts;
 mod receive;
 mod send;
@@ -40,6 +42,7 @@ mod tests;
 pub use blocks::BlockHash;
 pub use compare::{Difference, compare};
 pub use item::{Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
+pub use listing::{Listed, Listing, list};
 pub use parts::{Counts, Round, TreeSender};
 pub use receive::{Contents, Limits, Receiver};
 pub use send::{Elsewhere, Sent, send, send_without};

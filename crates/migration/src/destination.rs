@@ -29,7 +29,7 @@ mod receive;
 mod recover;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_engine::tree;
 
@@ -75,6 +75,12 @@ pub enum DestinationError {
     /// There is no memory for what comes beyond what was announced.
     #[error("{0}")]
     Memory(String),
+    /// A preparation holds memory and disk for too long.
+    #[error(
+        "the preparation has taken {} minutes, more than 64 KiB each second need for what was announced; allow it more of the link (--max-bandwidth)",
+        .0.as_secs() / 60
+    )]
+    Trickles(Duration),
     /// CRIU hangs.
     #[error("the restore took longer than {} s", RESTORE_LIMIT.as_secs())]
     Slow,
@@ -283,11 +289,12 @@ async fn give_up(
     // First the reason, for the user: the source does not wait long for it once it sees the streams
     // close.
     let _ = link.send(Message::Abort(Reason { reason: reason.clone() })).await;
-    let dropped = drop_copy(local, &service, &id, &reason, memory).await;
+    let dropped = drop_copy(local, &service, (&id, link.node()), &reason, memory).await;
     // A copy that cannot be dropped yet keeps its name, but its source need not wait for that.
     let place = dropped.is_err().then_some(admitted);
+    let source = link.node().to_owned();
     link.close().await;
-    drop_in_the_end(local, &service, &id, &reason, dropped).await;
+    drop_in_the_end(local, &service, (&id, &source), &reason, dropped).await;
     drop(place);
 }
 
@@ -331,10 +338,12 @@ impl Restored {
     /// The source has given up, for this reason.
     async fn abort(self, local: &NodeResources, link: Link, reason: String) {
         let Self { admitted, memory, tmpfs, .. } = self;
+        let source = link.node().to_owned();
         link.close().await;
         tmpfs.try_to_close();
-        let dropped = drop_copy(local, &admitted.service, &admitted.id, &reason, memory).await;
-        drop_in_the_end(local, &admitted.service, &admitted.id, &reason, dropped).await;
+        let of = (admitted.id.as_str(), source.as_str());
+        let dropped = drop_copy(local, &admitted.service, of, &reason, memory).await;
+        drop_in_the_end(local, &admitted.service, of, &reason, dropped).await;
     }
 
     /// The conversation ended before the decision.
@@ -380,17 +389,18 @@ pub(crate) struct NotDropped {
     memory: Memory,
 }
 
-/// Removes everything that came here of a service that stays where it was. Safe to do again.
+/// Removes everything that came here of a service that stays where it was, but for what makes the next attempt shorter. Safe
+/// to do again.
 pub(crate) async fn drop_copy(
     local: &NodeResources,
     service: &Service,
-    id: &str,
+    (id, source): (&str, &str),
     reason: &str,
     memory: Memory,
 ) -> Result<(), NotDropped> {
     failpoint::point("destination.dropping").await;
     let cleared = async {
-        local.clear(service).await?;
+        local.clear_copy(service, (source, service.epoch)).await?;
         local.network.hold_no_more(service).await?;
         Ok::<_, LocalError>(images::remove(local.mounts.as_ref(), &local.layout.migration(id))?)
     };
@@ -417,7 +427,7 @@ pub(crate) async fn drop_copy(
 async fn drop_in_the_end(
     local: &NodeResources,
     service: &Service,
-    id: &str,
+    (id, source): (&str, &str),
     reason: &str,
     mut dropped: Result<(), NotDropped>,
 ) {
@@ -426,7 +436,7 @@ async fn drop_in_the_end(
         if !again.after(&error).await {
             return;
         }
-        dropped = drop_copy(local, service, id, reason, memory).await;
+        dropped = drop_copy(local, service, (id, source), reason, memory).await;
     }
 }
 

@@ -9,8 +9,10 @@
 //!   │ ◄──────────────────────── StillLacking  │  where it asks the image's registry first
 //!   │ LayerBegin LayerData… LayerEnd ───────► │  per missing layer, the next before the one before is stored
 //!   │ ◄─────────────────────────── LayerStored│  per layer, as far as Accepted allows that
-//!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs; onto those that were
-//!   │                                         │  sent ahead: TreeOnto in place of TreeBegin
+//!   │ TellFiles ────────────────────────────► │  where Accepted says that files are there, of which the source
+//!   │ ◄────── FilesHere FileHere… FilesHereEnd│  does not know
+//!   │ TreeBegin TreeItem… TreeEnd ──────────► │  changed files, while the service runs; onto those that are
+//!   │                                         │  there: TreeOnto in place of TreeBegin
 //!   │ ◄─────────────────────────── TreeApplied│
 //!   │ LogData… OldLogData… LogRotated… ─────► │  the log so far, now or later
 //!   │ Segments ─────────────────────────────► │  shared memory that comes over the streams, too
@@ -51,7 +53,8 @@
 //!   │ Prepare ──────────────────────────────► │  reserves memory
 //!   │ ◄──── Accepted RetainedPages… | Refused │
 //!   │ LayerBegin… ──────────────────────────► │  as above
-//!   │ (TreeBegin | TreeOnto) TreeItem… TreeEnd│  changed files, onto what was sent ahead before
+//!   │ TellFiles ────────────────────────────► │  as above
+//!   │ (TreeBegin | TreeOnto) TreeItem… TreeEnd│  changed files, onto what is there
 //!   │ ◄──────────────────────────── FilesKept │
 //!   │ (streams) Pages… PagesEnd ────────────► │
 //!   │ Retain ───────────────────────────────► │
@@ -69,7 +72,7 @@ use godwit_transfer::frame::SELF_CHECKED;
 use prost::Message as _;
 
 pub use self::contents::{
-    Accepted, CriuVersion, FaultRequest, FilesKept, ImageData, ImageFile, ImagesEnd, Join, Layer,
+    Accepted, CriuVersion, FaultRequest, FilesHere, FilesKept, ImageData, ImageFile, ImagesEnd, Join, Layer,
     MOST_TMPFS_NAMES, Open, PageRanges, Purpose, Reason, Refused, Resume, RetainEnd, RetainedPages, Running,
     Segments, SharedSegment, StillLacking, TmpfsBegin,
 };
@@ -185,8 +188,12 @@ messages! {
         43 Retain,
         /// After an answered `Ask`: layers and pages will follow, to be there for a migration that may follow.
         45 Prepare,
-        /// As `TreeBegin`, onto files that were sent ahead.
+        /// As `TreeBegin`, onto files that are there.
         50 TreeOnto,
+        /// The source wants to know which files are there.
+        52 TellFiles,
+        /// All files are named that are there.
+        55 FilesHereEnd,
     }
     encoded {
         /// First from the source.
@@ -229,6 +236,8 @@ messages! {
         46 StillLacking(StillLacking),
         /// The round of files that are sent ahead is applied.
         51 FilesKept(FilesKept),
+        /// The files that are there follow.
+        53 FilesHere(FilesHere),
         /// As `Open`, from a source that only asks whether the service may come: nothing is reserved beyond the answer.
         40 Ask(Open),
     }
@@ -237,6 +246,8 @@ messages! {
         6 LayerData(Bytes),
         /// An encoded [`godwit_engine::tree::Item`].
         10 TreeItem(Bytes),
+        /// An encoded [`godwit_engine::tree::Listed`].
+        54 FileHere(Bytes),
         /// Part of the service's log, in order.
         13 LogData(Bytes),
         /// Part of the log's older file, in order.
@@ -361,6 +372,10 @@ mod tests {
             Message::TreeAgain,
             Message::TreeOnto,
             Message::FilesKept(FilesKept { token: Bytes::from_static(b"token"), bytes: 4096 }),
+            Message::TellFiles,
+            Message::FilesHere(FilesHere { key: Bytes::from_static(b"key") }),
+            Message::FileHere(Bytes::from_static(b"listed")),
+            Message::FilesHereEnd,
             Message::TmpfsBegin(TmpfsBegin { number: 1 }),
             Message::Restored,
             Message::Commit,

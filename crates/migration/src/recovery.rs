@@ -184,7 +184,7 @@ async fn end(local: &Arc<NodeResources>, entry: &Entry) -> Result<(), LocalError
             let reason = "godwitd was restarted before the service was complete";
             let arrival = local.arrivals.expect(&id, &peer, &service.name);
             let memory = destination::reattach(local, &id, arrival).await;
-            let dropped = destination::drop_copy(local, &service, &id, reason, memory).await;
+            let dropped = destination::drop_copy(local, &service, (&id, &peer), reason, memory).await;
             dropped.map_err(|not_dropped| not_dropped.error)?;
         }
     }

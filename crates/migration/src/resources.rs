@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_engine::image::{Digest, Registries, Store};
 use godwit_engine::runc::Runc;
-use godwit_engine::{ContainerConfig, Engine, EngineError};
+use godwit_engine::{ContainerConfig, Engine, EngineError, files};
 use godwit_memory::tracker::Detected;
 use godwit_names::ServiceName;
 use godwit_transfer::Connection;
@@ -25,7 +25,7 @@ use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
 pub(crate) use crate::error::from_local_causes;
 pub use crate::error::{ClusterError, LocalError};
-use crate::incarnation::Incarnation;
+use crate::incarnation::{COPY, Incarnation};
 use crate::journal::Journal;
 use crate::machine::available_memory;
 use crate::mounts::Mounts;
@@ -288,6 +288,24 @@ impl NodeResources {
     /// time, even when only some of it is there. Another service's, or a later incarnation's, stays; so do its volumes, unless
     /// they are a copy.
     pub async fn clear(&self, service: &Service) -> Result<(), LocalError> {
+        self.clear_but_files(service, None).await
+    }
+
+    /// The same of a copy of a service that is another node's, or of what has come of one. Its files are kept for when it
+    /// comes from that node, under that epoch, as far as there is room for them.
+    pub(crate) async fn clear_copy(
+        &self,
+        service: &Service,
+        may_come: (&str, u64),
+    ) -> Result<(), LocalError> {
+        self.clear_but_files(service, Some(may_come)).await
+    }
+
+    async fn clear_but_files(
+        &self,
+        service: &Service,
+        may_come: Option<(&str, u64)>,
+    ) -> Result<(), LocalError> {
         self.sent_files.forget(&service.id);
         let path = self.layout.service(&service.name);
         if !path.exists() {
@@ -308,10 +326,39 @@ impl NodeResources {
         self.standstills.stand_nowhere(service).await?;
         self.mounts.unmount_root(&self.layout.root(service, Vec::new()))?;
         self.network.unplug(service).await?;
+        if let Some(may_come) = may_come {
+            self.keep_files(service, may_come).await;
+        }
         off_worker(|| self.give_volumes_back(&path))?;
         let gone = path.clone();
         let removed = tokio::task::spawn_blocking(move || Incarnation::remove(&gone)).await?;
         removed.map_err(|source| LocalError::Io { action: "remove", path, source })
+    }
+
+    /// Takes the files of a copy from its directory. Nothing uses them any more; what fails costs only that they cross again.
+    async fn keep_files(&self, service: &Service, (from, epoch): (&str, u64)) {
+        let directory = self.layout.service(&service.name);
+        let has_volumes = service.volumes().next().is_some();
+        // An engine has the files of its containers; and volumes that are no copy are nobody's but their users'.
+        if service.kept.is_some() || has_volumes && !directory.join(COPY).exists() {
+            return;
+        }
+        let files = files::moving(&directory, has_volumes);
+        if !files.exists() {
+            return;
+        }
+        let (kept_files, coming) = (Arc::clone(&self.kept_files), Service { epoch, ..service.clone() });
+        let from = from.to_owned();
+        let taking = tokio::task::spawn_blocking(move || kept_files.take(&coming, &from, &files));
+        match taking.await.unwrap_or_else(|ended| Err(ended.to_string())) {
+            Ok(Some(bytes)) => {
+                tracing::info!(service = %service.name, bytes, "files of a service are kept for when it comes")
+            }
+            Ok(None) => {}
+            Err(why) => {
+                tracing::info!(service = %service.name, %why, "files of a service are not kept for when it comes")
+            }
+        }
     }
 
     /// The service's processes, if there are any here, are about to be killed, since the service is elsewhere.

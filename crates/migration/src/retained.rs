@@ -308,6 +308,11 @@ impl Retention {
         self.lock().remove(service);
     }
 
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> u64 {
+        self.lock().values().map(|entry| entry.pages.bytes).fold(0, u64::saturating_add)
+    }
+
     /// Whether there is any.
     pub fn has_any(&self) -> bool {
         !self.lock().is_empty()

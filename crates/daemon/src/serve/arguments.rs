@@ -80,7 +80,8 @@ pub(crate) struct ServeArgs {
     /// quarter of what is free]
     #[arg(long, alias = "keep-memory", value_name = "MIB")]
     pub retained_memory: Option<u64>,
-    /// Disk for files that are sent ahead of moves to this node (`godwit prepare`), in MiB [default: half of what is free]
+    /// Disk for files of services that may come here, sent ahead (`godwit prepare`) or left by a service or an aborted
+    /// move, in MiB [default: half of what is free]
     #[arg(long, value_name = "MIB")]
     pub retained_files: Option<u64>,
     /// How long unused image layers stay, in hours, so that a service comes back faster; when the disk runs short

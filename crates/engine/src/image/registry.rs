@@ -39,8 +39,10 @@ const DOCUMENTS: u64 = 16 << 20;
 const MAX_SAID: usize = 4 << 10;
 /// How many layers are unpacked at once.
 const AT_ONCE: usize = 3;
-/// Root without capabilities can read what root owns, as credentials, and nothing brings them back.
-const UNPRIVILEGED: [&str; 5] = ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--"];
+/// Root without capabilities can read what root owns, as credentials, and nothing brings them back. The kernel kills it when
+/// the thread has ended that started it ([`start`]).
+const UNPRIVILEGED: [&str; 7] =
+    ["setpriv", "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--pdeathsig", "KILL", "--"];
 
 /// Why a registry did not give all that it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -149,7 +151,12 @@ impl Registries {
         let (first, others) = self.program.split_first().filter(|_| !self.allowed.is_empty())?;
         let mut command = Command::new(first);
         command.args(others).arg("--version").stdin(Stdio::null()).kill_on_drop(true);
-        Some(match tokio::time::timeout(self.silence, command.output()).await {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let asking = async {
+            let (_stays, skopeo) = start(command).await?;
+            skopeo.wait_with_output().await
+        };
+        Some(match tokio::time::timeout(self.silence, asking).await {
             Ok(Ok(output)) if output.status.success() => Ok(last_words(&output.stdout)),
             Ok(Ok(output)) => Err(io::Error::other(last_words(&output.stderr))),
             Ok(Err(error)) => Err(error),
@@ -206,12 +213,12 @@ impl Registries {
         let scratch = scratch.map_err(FetchError::Scratch)?;
         hold_places(store, &scratch.path().join(BLOBS), here).map_err(FetchError::Scratch)?;
         let most = lacking.iter().map(|(_, bytes)| *bytes).fold(DOCUMENTS, u64::saturating_add);
-        let skopeo = self.start(image, scratch.path()).map_err(FetchError::Program)?;
+        let (_stays, skopeo) = self.start(image, scratch.path()).await.map_err(FetchError::Program)?;
         let failed = self.watch(skopeo, scratch.path(), most).await.err();
         Ok((scratch, failed))
     }
 
-    fn start(&self, image: &Pinned, directory: &Path) -> io::Result<Child> {
+    async fn start(&self, image: &Pinned, directory: &Path) -> io::Result<(Stays, Child)> {
         let mut layout = std::ffi::OsString::from("oci:");
         layout.push(directory);
         let (first, others) =
@@ -222,7 +229,8 @@ impl Registries {
         command.args(["--remove-signatures", "--dest-oci-accept-uncompressed-layers"]);
         command.arg(format!("docker://{image}")).arg(layout);
         command.current_dir(directory).env("TMPDIR", directory).process_group(0).kill_on_drop(true);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        start(command).await
     }
 
     /// Returns when it has ended; ends it where it brings too much, or nothing.
@@ -281,6 +289,32 @@ impl Registries {
             }
         }
     }
+}
+
+/// As long as this is there, so is the thread that has started a program.
+struct Stays {
+    _until: std::sync::mpsc::Sender<()>,
+}
+
+/// Starts a program on a thread of its own, which ends with what is returned beside it, or with this process. A program that
+/// has asked for that (PR_SET_PDEATHSIG) ends then. Of tokio's threads any may end before.
+async fn start(mut command: Command) -> io::Result<(Stays, Child)> {
+    let runtime = tokio::runtime::Handle::current();
+    let (until, ended) = std::sync::mpsc::channel();
+    let (started, starting) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new().name("fetches".into()).spawn(move || {
+        let child = {
+            let _in_runtime = runtime.enter();
+            command.spawn()
+        };
+        // Nobody may wait for it any more; then it has ended with this.
+        if started.send(child).is_ok() {
+            // An error: the other end has gone.
+            let _ = ended.recv();
+        }
+    })?;
+    let child = starting.await.map_err(|_| io::Error::other("the thread that starts it has ended"))?;
+    Ok((Stays { _until: until }, child?))
 }
 
 /// Where a layout has its blobs.

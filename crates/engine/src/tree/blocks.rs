@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 
 use super::item::MAX_DATA;
+use super::listing::Listing;
 use super::snapshot::{Changes, Record, Snapshot};
 
 /// Makes the hash of a block. Two blocks with the same hash are taken for equal.
@@ -31,7 +32,7 @@ const MOST_BLOCKS_OF_ONE: u64 = 256 << 10;
 const MOST_BLOCKS: u64 = 4 << 20;
 
 /// Memory for what is known of all files, bytes, more than [`MOST_BLOCKS`] take. Further files are sent whole.
-const MOST_MEMORY: u64 = 128 << 20;
+pub(super) const MOST_MEMORY: u64 = 128 << 20;
 
 /// What a file takes of it beside its pieces, and a piece beside its hashes, bytes: entries of two maps. Paths are not
 /// counted: the snapshot has them, too.
@@ -39,7 +40,7 @@ const FILE_MEMORY: u64 = 512;
 const PIECE_MEMORY: u64 = 64;
 
 /// A smaller file is sent whole, bytes: names and times cost as much.
-const SMALLEST_FILE: u64 = 64 << 10;
+pub(super) const SMALLEST_FILE: u64 = 64 << 10;
 
 /// Stands for the hash of a block that is a hole.
 pub(super) const HOLE: u128 = 0;
@@ -131,6 +132,34 @@ impl Blocks {
         self.pieces.range(from..).next().map(|(piece, _)| *piece)
     }
 
+    /// The size of each.
+    pub(super) fn block(&self) -> u64 {
+        self.block
+    }
+
+    /// The hashes of each piece that is not one hole.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (u64, &[u128])> {
+        self.pieces.iter().map(|(number, hashes)| (*number, &**hashes))
+    }
+
+    /// Those that another node tells of, none of which has come yet; none where there are no such blocks.
+    pub(super) fn told(size: u64, block: u64) -> Option<Self> {
+        let is_one = block.is_power_of_two() && (SMALLEST_BLOCK..=PIECE).contains(&block);
+        is_one.then(|| Self { inode: 0, size, block, pieces: BTreeMap::new() })
+    }
+
+    /// Those of a piece, as another node tells. How much memory that takes, bytes; none where the file has no such piece.
+    pub(super) fn learn_told(&mut self, piece: u64, hashes: Vec<u128>) -> Option<u64> {
+        let is_there = piece.checked_mul(PIECE).is_some_and(|start| start < self.size);
+        let is_whole = is_there && self.of_piece(piece).count() == hashes.len();
+        (is_whole && !self.pieces.contains_key(&piece)).then(|| self.learn(piece, hashes))
+    }
+
+    /// The same of a file that has this inode here.
+    pub(super) fn with_inode(self, inode: u64) -> Self {
+        Self { inode, ..self }
+    }
+
     /// Whether the block at `offset` has this hash.
     pub(super) fn has(&self, (offset, length): (u64, u64), hash: u128) -> bool {
         if offset >= self.size {
@@ -148,7 +177,8 @@ impl Blocks {
         memory
     }
 
-    fn memory(&self) -> u64 {
+    /// Memory that they take, bytes.
+    pub(super) fn memory(&self) -> u64 {
         FILE_MEMORY + self.pieces.values().map(|hashes| piece_memory(hashes)).sum::<u64>()
     }
 }
@@ -191,6 +221,13 @@ impl Known {
         if blocks.size >= SMALLEST_FILE && memory <= self.room() {
             self.memory += memory;
             self.files.insert(path.to_vec(), blocks);
+        }
+    }
+
+    /// The receiver says that it has these.
+    pub(super) fn learn(&mut self, listing: Listing, snapshot: &Snapshot) {
+        for (path, blocks) in listing.into_blocks(snapshot) {
+            self.keep(&path, blocks);
         }
     }
 

@@ -6,9 +6,11 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use super::item::{End, Entry, Item, Kind};
+use rustix::fs::{AtFlags, StatxFlags, statx};
+
+use super::item::{End, Entry, Item, Kind, Remove};
 use super::send::{self, Sent};
-use super::{BlockHash, TreeError};
+use super::{BlockHash, Listing, TreeError};
 
 /// The mode of a directory that is in none of those here.
 const MADE_MODE: u32 = 0o755;
@@ -18,6 +20,8 @@ const MADE_MODE: u32 = 0o755;
 pub struct TreeSender {
     /// Directories that the receiver is to make before all else, parents first.
     made: Vec<Vec<u8>>,
+    /// What the receiver is to remove before that.
+    strays: Vec<Vec<u8>>,
     parts: Vec<Part>,
     /// Whether the receiver has a whole round.
     settled: bool,
@@ -30,11 +34,50 @@ struct Part {
     at: Vec<u8>,
     /// Its path here, for people.
     root: PathBuf,
-    /// What keeps it open, where it is not found by that path.
-    opened: Option<OwnedFd>,
+    place: Place,
     sender: send::TreeSender,
     /// Whether its part of a round has been begun that may not have come.
     sends: bool,
+}
+
+/// How it is found.
+#[derive(Debug)]
+enum Place {
+    /// By its path.
+    Path,
+    /// It is open, whatever is at its path by now.
+    Open(OwnedFd),
+    /// It was open, and was this.
+    Closed(Option<Identity>),
+}
+
+/// What tells a directory from all others, as far as they are there at the same time: its filesystem, its inode, and when that
+/// was made, where the filesystem knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: (u32, u32),
+    inode: u64,
+    born: Option<(i64, u32)>,
+}
+
+impl Place {
+    /// What it is; none where it cannot be told.
+    fn identity(&self) -> Option<Identity> {
+        match self {
+            Self::Path => None,
+            Self::Closed(identity) => *identity,
+            Self::Open(opened) => {
+                let wanted = StatxFlags::INO | StatxFlags::BTIME;
+                let stat = statx(opened, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+                let knows = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+                Some(Identity {
+                    device: (stat.stx_dev_major, stat.stx_dev_minor),
+                    inode: stat.stx_ino,
+                    born: knows.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec)),
+                })
+            }
+        }
+    }
 }
 
 /// A round that is known but not sent.
@@ -92,13 +135,17 @@ impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self { made: Vec::new(), parts: vec![Part::new(Vec::new(), root)], settled: false }
+        Self::of(vec![Part::new(Vec::new(), root)])
     }
 
     /// A tree of what is [made](Self::make) and [put](Self::put) into it. Its root, the empty path, is to be made first.
     #[must_use]
     pub fn of_parts() -> Self {
-        Self { made: Vec::new(), parts: Vec::new(), settled: false }
+        Self::of(Vec::new())
+    }
+
+    fn of(parts: Vec<Part>) -> Self {
+        Self { made: Vec::new(), strays: Vec::new(), parts, settled: false }
     }
 
     /// Makes a directory at this path in the tree, where nothing else is. Its parent is there.
@@ -118,9 +165,8 @@ impl TreeSender {
     /// The same of a directory that is open, whatever is at its path later. `path` is for people.
     #[must_use]
     pub fn put_open(mut self, at: &str, path: &Path, opened: OwnedFd) -> Self {
-        let magic = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-        let part = Part::new(at.as_bytes().to_vec(), &magic);
-        self.parts.push(Part { root: path.to_owned(), opened: Some(opened), ..part });
+        let part = Part::new(at.as_bytes().to_vec(), &magic(&opened));
+        self.parts.push(Part { root: path.to_owned(), place: Place::Open(opened), ..part });
         self
     }
 
@@ -130,6 +176,16 @@ impl TreeSender {
     pub fn by_blocks(self, hash: BlockHash) -> Self {
         let of_part = |part: Part| Part { sender: part.sender.by_blocks(hash.clone()), ..part };
         Self { parts: self.parts.into_iter().map(of_part).collect(), ..self }
+    }
+
+    /// For a receiver that says what it has: sends what differs from that, and of large files only blocks that do. In place of
+    /// [`Self::by_blocks`].
+    #[must_use]
+    pub fn onto(self, listing: Listing) -> Self {
+        let at: Vec<_> = self.parts.iter().map(|part| part.at.as_slice()).collect();
+        let (split, strays) = listing.split(&at, &self.made);
+        let with = |(part, listing): (Part, Listing)| Part { sender: part.sender.onto(listing), ..part };
+        Self { parts: self.parts.into_iter().zip(split).map(with).collect(), strays, ..self }
     }
 
     /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
@@ -150,7 +206,12 @@ impl TreeSender {
         if !self.settled {
             return None;
         }
+        let broke_off = self.parts.iter().any(|part| part.sends);
         self.parts = self.parts.into_iter().map(of_part).collect::<Option<_>>()?;
+        // What the receiver held of whatever part was in its root, whose time moved.
+        if let Some(part) = self.parts.iter_mut().find(|part| broke_off && part.at.is_empty()) {
+            part.sender.doubt_root();
+        }
         Some(self)
     }
 
@@ -161,6 +222,31 @@ impl TreeSender {
             part.sender.settle();
             part.sends = false;
         }
+    }
+
+    /// For as long as nothing is sent: keeps nothing open, so that filesystems can be unmounted. See [`Self::reopened`].
+    #[must_use]
+    pub fn at_rest(self) -> Self {
+        let close = |part: Part| match part.place {
+            Place::Open(_) => Part { place: Place::Closed(part.place.identity()), ..part },
+            Place::Path | Place::Closed(_) => part,
+        };
+        Self { parts: self.parts.into_iter().map(close).collect(), ..self }
+    }
+
+    /// After [`Self::at_rest`]: with the directories that another one has open, which [is of the same](Self::is_of_same).
+    ///
+    /// # Errors
+    /// One cannot be opened once more.
+    pub fn reopened(mut self, of: &Self) -> io::Result<Self> {
+        for (part, of) in self.parts.iter_mut().zip(&of.parts) {
+            if let (Place::Closed(_), Place::Open(opened)) = (&part.place, &of.place) {
+                let opened = opened.try_clone()?;
+                part.sender.moved_to(&magic(&opened));
+                part.place = Place::Open(opened);
+            }
+        }
+        Ok(self)
     }
 
     /// Whether both are of the same directories, at the same places.
@@ -205,7 +291,7 @@ impl TreeSender {
         let sum = |of: fn(&send::Round) -> u64| rounds.iter().map(of).fold(0, u64::saturating_add);
         let changes = Counts {
             entries: sum(|round| round.changes.entries()).saturating_add(self.made.len() as u64),
-            removals: sum(|round| round.changes.removals()),
+            removals: sum(|round| round.changes.removals()).saturating_add(self.strays.len() as u64),
             bytes: sum(|round| round.changes.bytes()),
             path_bytes: sum(|round| round.changes.path_bytes()),
         };
@@ -221,6 +307,10 @@ impl TreeSender {
         let mut all = Sent::default();
         let root = self.parts.first().map(|part| part.root.clone()).unwrap_or_default();
         let fault = |error: E| TreeError::Sink { root: root.clone(), source: error.into() };
+        for path in std::mem::take(&mut self.strays) {
+            sink(Item::Remove(Remove { path })).map_err(fault)?;
+            all.removed += 1;
+        }
         for path in std::mem::take(&mut self.made) {
             sink(Item::Entry(directory(path))).map_err(fault)?;
             all.entries += 1;
@@ -256,29 +346,37 @@ impl TreeSender {
 
 impl Part {
     fn new(at: Vec<u8>, root: &Path) -> Self {
-        Self { at, root: root.to_owned(), opened: None, sender: send::TreeSender::new(root), sends: false }
+        Self {
+            at,
+            root: root.to_owned(),
+            place: Place::Path,
+            sender: send::TreeSender::new(root),
+            sends: false,
+        }
     }
 
     /// Whether both are the same directory at the same place.
     fn is_same(&self, other: &Self) -> bool {
-        let file = |opened: &OwnedFd| rustix::fs::fstat(opened).map(|stat| (stat.st_dev, stat.st_ino));
-        let same = match (&self.opened, &other.opened) {
-            (None, None) => true,
-            (Some(one), Some(other)) => {
-                matches!((file(one), file(other)), (Ok(one), Ok(other)) if one == other)
-            }
-            _ => false,
+        let same = match (&self.place, &other.place) {
+            (Place::Path, Place::Path) => true,
+            (Place::Path, _) | (_, Place::Path) => false,
+            (one, other) => one.identity().is_some_and(|identity| other.identity() == Some(identity)),
         };
         same && self.at == other.at && self.root == other.root
     }
 
     /// An error with the path that people know.
     fn of(&self, error: TreeError) -> TreeError {
-        match self.opened {
-            Some(_) => error.in_tree(&self.root),
-            None => error,
+        match self.place {
+            Place::Path => error,
+            Place::Open(_) | Place::Closed(_) => error.in_tree(&self.root),
         }
     }
+}
+
+/// A path to what is open.
+fn magic(opened: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()))
 }
 
 /// A directory that the receiver makes.

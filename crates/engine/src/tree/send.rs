@@ -14,6 +14,7 @@ use rustix::fs::FileType;
 use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, Known};
 use super::content::{Comparing, Reader};
 use super::item::{End, Entry, Hold, Item, Kind, Remove, Xattr};
+use super::listing::Listing;
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
 use super::{TreeError, open_root, writeback};
 use crate::beneath::{self, Node, Root};
@@ -44,6 +45,8 @@ pub(super) struct TreeSender {
     known: Option<Known>,
     /// Whether the receiver's tree outlives the conversation.
     lasts: bool,
+    /// What the receiver says that it has, where nothing has been sent yet.
+    onto: Option<Listing>,
     /// What the receiver has for certain, where it lasts, as long as the round that was sent last may not have come.
     certain: Option<Snapshot>,
 }
@@ -61,7 +64,12 @@ pub(super) struct Round {
 impl TreeSender {
     /// The tree below `root`, for a receiver that has nothing of it.
     pub(super) fn new(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), last: None, known: None, lasts: false, certain: None }
+        Self { root: root.to_path_buf(), last: None, known: None, lasts: false, onto: None, certain: None }
+    }
+
+    /// The same tree is at this path now.
+    pub(super) fn moved_to(&mut self, root: &Path) {
+        root.clone_into(&mut self.root);
     }
 
     /// For a receiver that keeps its tree when a round breaks off: the next one brings that in order. See [`Self::doubted`].
@@ -78,6 +86,13 @@ impl TreeSender {
         }
         self.last = Some(certain);
         Some(self)
+    }
+
+    /// The attributes of the root are sent again.
+    pub(super) fn doubt_root(&mut self) {
+        if let Some(last) = &mut self.last {
+            last.doubt(b"");
+        }
     }
 
     /// The last round has come.
@@ -102,6 +117,12 @@ impl TreeSender {
         Self { known: Some(Known::new(hash)), ..self }
     }
 
+    /// For a receiver that says what it has: sends what differs from that, and of large files only blocks that do.
+    pub(super) fn onto(self, listing: Listing) -> Self {
+        let known = Some(Known::new(listing.hash().clone()));
+        Self { known, onto: Some(listing), ..self }
+    }
+
     /// Finds what the receiver lacks; an error where another filesystem begins in the tree. `frozen` says that no process writes to the tree until the round
     /// is sent.
     pub(super) fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
@@ -117,9 +138,10 @@ impl TreeSender {
     pub(super) fn find_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let snapshot = if frozen { Snapshot::scan_frozen(&self.root)? } else { Snapshot::scan(&self.root)? };
         let snapshot = snapshot.whole()?;
-        let changes = match &self.last {
-            Some(last) => snapshot.changes_since(last),
-            None => snapshot.everything(),
+        let changes = match (&self.last, &self.onto) {
+            (Some(last), _) => snapshot.changes_since(last),
+            (None, Some(there)) => there.changes_to(&snapshot, &self.root)?,
+            (None, None) => snapshot.everything(),
         };
         let bytes = changes.bytes();
         Ok(Round { snapshot, changes, bytes })
@@ -172,6 +194,9 @@ impl TreeSender {
         sink: &mut impl FnMut(Item) -> Result<(), E>,
     ) -> Result<Sent, TreeError> {
         let Round { mut snapshot, changes, .. } = round;
+        if let (Some(there), Some(known)) = (self.onto.take(), &mut self.known) {
+            known.learn(there, &snapshot);
+        }
         let begun = self.known.as_mut().map(|known| known.begin(&snapshot, &changes)).unwrap_or_default();
         let known = self.known.as_mut().map(|known| (known, begun));
         let before = self.last.take().filter(|_| self.lasts);

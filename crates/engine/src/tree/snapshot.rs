@@ -215,11 +215,16 @@ impl Snapshot {
     }
 
     /// Refuses a tree in which another filesystem begins, or a subvolume: what is there would be missing from a copy.
-    pub(crate) fn whole(self) -> Result<Self, TreeError> {
+    pub fn whole(self) -> Result<Self, TreeError> {
         match &self.other {
             None => Ok(self),
             Some(path) => Err(TreeError::NotWhole { path: beneath::display(path), root: self.root }),
         }
+    }
+
+    /// Whether nobody writes to the tree.
+    pub(super) fn is_frozen(&self) -> bool {
+        self.frozen
     }
 
     /// What was found at a path.
@@ -261,6 +266,13 @@ impl Snapshot {
             }
         }
         self
+    }
+
+    /// [`Snapshot::changes_since`] this names the path again.
+    pub(super) fn doubt(&mut self, path: &[u8]) {
+        if let Some(record) = self.records.get_mut(path) {
+            record.ctime = UNSETTLED;
+        }
     }
 
     /// Whether a receiver that has this has the path as it was found.

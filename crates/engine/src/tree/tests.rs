@@ -5,6 +5,7 @@ mod blocks;
 mod broken;
 mod elsewhere;
 mod hostile;
+mod listing;
 mod parts;
 mod rounds;
 

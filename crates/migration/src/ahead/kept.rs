@@ -1,4 +1,5 @@
-//! Directories of files that were sent ahead of a move to this node.
+//! Directories of files of services that may come to this node: sent ahead of a move, or left by one that was aborted, or by
+//! the service itself when it moved away.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
@@ -21,9 +22,10 @@ use crate::service::Service;
 /// What part of the disk's free bytes is used when the operator gave no bound.
 const PART: u64 = 2;
 
-/// When less than this part of the disk is free, all of it goes, unless so many bytes are.
+/// When less than this part of the disk is free, all of it goes, unless so many bytes and names are.
 const LOW: u64 = 20;
 const ENOUGH: u64 = 2 << 30;
+const ENOUGH_NAMES: u64 = 1 << 16;
 
 /// What was brought in this time does not give way to a preparation.
 const SPARED: Duration = Duration::from_secs(600);
@@ -33,6 +35,7 @@ const ENDING: Duration = Duration::from_secs(20);
 
 /// Beyond what is announced so much may come: the service continues to write.
 const GROWTH: u64 = 1 << 30;
+const NAMES_GROWTH: u64 = 1 << 16;
 
 /// What a name takes on the disk beside its content, bytes: an inode, and a block of a small file or of a directory.
 const OF_A_NAME: u64 = 4096;
@@ -56,9 +59,69 @@ type Key = (String, String);
 #[derive(Debug)]
 struct Entry {
     place: Place,
-    /// That it takes, or may while it is received.
-    bytes: u64,
+    /// That it takes, as far as it has been measured.
+    here: Taken,
+    /// That it may take, while it is received.
+    promised: Taken,
     since: Instant,
+}
+
+impl Entry {
+    fn new(place: Place, here: Taken) -> Self {
+        Self { place, here, promised: here, since: Instant::now() }
+    }
+}
+
+/// What files take of a disk, about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) bytes: u64,
+    /// Inodes.
+    pub(crate) names: u64,
+}
+
+impl Taken {
+    fn of(found: &Snapshot) -> Self {
+        let names = found.entries();
+        Self { bytes: found.bytes().saturating_add(names.saturating_mul(OF_A_NAME)), names }
+    }
+
+    fn plus(self, more: Self) -> Self {
+        let (bytes, names) = (self.bytes.saturating_add(more.bytes), self.names.saturating_add(more.names));
+        Self { bytes, names }
+    }
+
+    fn minus(self, less: Self) -> Self {
+        let (bytes, names) = (self.bytes.saturating_sub(less.bytes), self.names.saturating_sub(less.names));
+        Self { bytes, names }
+    }
+}
+
+/// A disk.
+#[derive(Debug)]
+struct Space {
+    free: Taken,
+    all: Taken,
+}
+
+/// What room is asked for.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    taken: Taken,
+    /// Whether it is on the disk already, and not here.
+    is_present: bool,
+}
+
+/// How much may come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) bytes: u64,
+    pub(crate) names: u64,
+}
+
+/// With what a running service may add: as much again, or so much; and no more than half of what would be left for others.
+fn with_growth(announced: u64, growth: u64, most: u64) -> u64 {
+    announced.saturating_add(announced.max(growth).min(most.saturating_sub(announced) / 2))
 }
 
 /// The files of one service.
@@ -76,8 +139,7 @@ pub struct Kept {
     directory: Directory,
     /// Bytes of its files.
     bytes: u64,
-    /// Those that it takes on the disk, about.
-    taken: u64,
+    taken: Taken,
     /// Whether devices may be among them.
     devices: bool,
     /// Whether a round has come to it of which nobody has measured how much.
@@ -140,19 +202,25 @@ impl KeptFiles {
     /// The place of a service's files from a node, for one; what is there of another incarnation of it goes. None where it is
     /// in use for too long.
     pub(crate) async fn hold(self: &Arc<Self>, service: &Service, source: &str) -> Option<Held> {
-        let key = (source.to_owned(), service.id.clone());
-        let place = {
-            let mut places = self.lock();
-            let new = || Entry { place: Place::default(), bytes: 0, since: Instant::now() };
-            Arc::clone(&places.entry(key.clone()).or_insert_with(new).place)
-        };
+        let place = self.place(service, source);
         let kept = match Arc::clone(&place).try_lock_owned() {
             Ok(kept) => kept,
             Err(_) => tokio::time::timeout(ENDING, place.lock_owned()).await.ok()?,
         };
+        Some(self.held(service, source, kept))
+    }
+
+    /// The entry's place, which is there from now on.
+    fn place(&self, service: &Service, source: &str) -> Place {
+        let new = || Entry::new(Place::default(), Taken::default());
+        let key = (source.to_owned(), service.id.clone());
+        Arc::clone(&self.lock().entry(key).or_insert_with(new).place)
+    }
+
+    fn held(self: &Arc<Self>, service: &Service, source: &str, kept: OwnedMutexGuard<Option<Kept>>) -> Held {
         let mut held = Held {
             all: Arc::clone(self),
-            key,
+            key: (source.to_owned(), service.id.clone()),
             name: service.name.clone(),
             epoch: service.epoch,
             devices: service.makes_devices(),
@@ -162,7 +230,41 @@ impl KeptFiles {
         if held.kept().is_some_and(is_another) {
             held.drop_it();
         }
-        Some(held)
+        held
+    }
+
+    /// Keeps a directory of files of a service that is not here, in the incarnation in which node `source` may send it here:
+    /// nobody else uses it. Blocks. How many bytes it has; none where it stays where it is, and is of no use.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        service: &Service,
+        source: &str,
+        path: &Path,
+    ) -> Result<Option<u64>, String> {
+        if self.most == Some(0) {
+            return Ok(None);
+        }
+        let told = |error: &(dyn std::error::Error + 'static)| crate::error_chain(error);
+        let found = Snapshot::scan_at_most(path, true, MOST_NAMES, MOST_PATH_BYTES);
+        let found = found.map_err(|error| told(&error))?;
+        let found = found.ok_or_else(|| format!("it has more than {MOST_NAMES} names"))?;
+        let found = found.whole().map_err(|error| told(&error))?;
+        // A preparation that is under way has the place.
+        let Ok(kept) = self.place(service, source).try_lock_owned() else { return Ok(None) };
+        let mut held = self.held(service, source, kept);
+        if found.entries() <= 1 || held.kept().is_some() {
+            return Ok(None);
+        }
+        let bytes = found.bytes();
+        let wanted = Wanted { taken: Taken::of(&found), is_present: true };
+        self.make_room(&held.key, wanted, SPARED)?;
+        let begun = held.begin().map_err(|error| told(&error))?;
+        fs::rename(path, begun.path()).map_err(|error| {
+            format!("cannot rename {} to {}: {error}", path.display(), begun.path().display())
+        })?;
+        held.keep(begun);
+        held.measured(&found);
+        Ok(Some(bytes))
     }
 
     /// The token of a service's files that came from this node; nothing where there are none, or they are in use.
@@ -182,10 +284,23 @@ impl KeptFiles {
         free.filter_map(|kept| Some(kept.as_ref()?.bytes)).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that can be written to the disk, and that it has in all.
-    fn space(&self) -> io::Result<(u64, u64)> {
+    /// Of how many services there are files, and how many bytes they take on the disk, or may while they come.
+    pub fn taken(&self) -> (usize, u64) {
+        let places = self.lock();
+        let bytes = places.values().map(|entry| entry.promised.bytes);
+        (bytes.clone().filter(|bytes| *bytes > 0).count(), bytes.fold(0, u64::saturating_add))
+    }
+
+    /// The disk of this node's state.
+    fn space(&self) -> io::Result<Space> {
         let stat = rustix::fs::statvfs(&self.state)?;
-        Ok((stat.f_bavail.saturating_mul(stat.f_frsize), stat.f_blocks.saturating_mul(stat.f_frsize)))
+        let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+        // Where inodes are made as they are needed there is no number of them.
+        let names = |names: u64| if stat.f_files == 0 { u64::MAX } else { names };
+        Ok(Space {
+            free: Taken { bytes: bytes(stat.f_bavail), names: names(stat.f_favail) },
+            all: Taken { bytes: bytes(stat.f_blocks), names: names(stat.f_files) },
+        })
     }
 
     /// Gives up all that are not in use and for which this does not hold.
@@ -220,7 +335,9 @@ impl KeptFiles {
     /// Gives up what is old, what has no use by the caller's word, and all of it when little of the disk is free.
     pub fn relieve(&self, mut is_of_use: impl FnMut(&Kept) -> bool) {
         let is_full = match self.space() {
-            Ok((free, all)) => free < (all / LOW).min(ENOUGH),
+            Ok(Space { free, all }) => {
+                free.bytes < (all.bytes / LOW).min(ENOUGH) || free.names < (all.names / LOW).min(ENOUGH_NAMES)
+            }
             Err(error) => {
                 tracing::error!(state = %self.state.display(), %error, "cannot ask for the free bytes of the disk");
                 false
@@ -236,53 +353,75 @@ impl KeptFiles {
         }
     }
 
-    /// Makes room for so many bytes of a service's files, in place of those that are here: the oldest of others go, but not
-    /// those that were brought in the time that is `spared`. How many bytes they may have; why there is no room, as a sentence.
-    fn make_room(&self, own: &Key, bytes: u64, spared: Duration) -> Result<u64, String> {
-        let unknown =
-            |error: io::Error| format!("its state {} cannot be used: {error}", self.state.display());
-        let (mut free, _) = self.space().map_err(unknown)?;
+    /// Makes room for files of a service, in place of those that are here: the oldest of others go, but not those that were
+    /// brought in the time that is `spared`. How much may come; why there is no room, as a sentence.
+    fn make_room(&self, own: &Key, wanted: Wanted, spared: Duration) -> Result<Room, String> {
         let mut places = self.lock();
+        // What is on its way to others has been promised, and is not on the disk yet.
+        let disk = self.space().map_err(|error| self.unknown(&error))?;
+        let mut freed = Taken::default();
         loop {
-            let of = |is_own: bool| {
+            let sum = |is_own: bool, of: fn(&Entry) -> Taken| {
                 let all = places.iter().filter(|(key, _)| (*key == own) == is_own);
-                all.map(|(_, entry)| entry.bytes).fold(0, u64::saturating_add)
+                all.map(|(_, entry)| of(entry)).fold(Taken::default(), Taken::plus)
             };
-            let (its, others) = (of(true), of(false));
-            let most = self.most.unwrap_or(free.saturating_add(its).saturating_add(others) / PART);
+            let (its, others) = (sum(true, |entry| entry.here), sum(false, |entry| entry.promised));
+            let coming = sum(false, |entry| entry.promised.minus(entry.here));
+            let its = if wanted.is_present { its.plus(wanted.taken) } else { its };
+            let free = disk.free.plus(freed);
+            let most = self
+                .most
+                .unwrap_or(free.bytes.saturating_add(its.bytes).saturating_add(others.bytes) / PART)
+                .saturating_sub(others.bytes);
             // A part of the disk stays free in any case.
-            let room = most.saturating_sub(others).min(free.saturating_add(its) / 10 * 9);
-            if room >= bytes {
-                let room = room.min(bytes.saturating_mul(2).max(bytes.saturating_add(GROWTH)));
+            let free = free.minus(coming).plus(its);
+            let (bytes, names) = match wanted.is_present {
+                true => (most, u64::MAX),
+                false => (most.min(free.bytes / 10 * 9), free.names / 10 * 9),
+            };
+            if bytes >= wanted.taken.bytes && names >= wanted.taken.names {
+                let room = Room {
+                    bytes: with_growth(wanted.taken.bytes, GROWTH, bytes),
+                    names: with_growth(wanted.taken.names, NAMES_GROWTH, names),
+                };
                 if let Some(entry) = places.get_mut(own) {
-                    entry.bytes = entry.bytes.max(room);
+                    let promised = Taken { bytes: room.bytes, names: room.names };
+                    entry.promised = if wanted.is_present { wanted.taken } else { promised };
                 }
                 return Ok(room);
             }
             let old = places.iter().filter(|(key, entry)| {
                 *key != own
-                    && entry.bytes > 0
+                    && entry.here.bytes > 0
                     && entry.since.elapsed() >= spared
                     && entry.place.try_lock().is_ok()
                     // Nobody is about to use it.
                     && Arc::strong_count(&entry.place) == 1
             });
             let oldest = old.min_by_key(|(_, entry)| entry.since).map(|(key, _)| key.clone());
-            match oldest {
+            match oldest.and_then(|oldest| places.remove(&oldest)) {
                 // Its files are removed in the background.
-                Some(oldest) => {
-                    let gone = places.remove(&oldest);
-                    free = free.saturating_add(gone.map_or(0, |entry| entry.bytes));
+                Some(gone) => freed = freed.plus(gone.here),
+                None if bytes < wanted.taken.bytes => {
+                    return Err(format!(
+                        "it has room for {} MiB of files that are sent ahead (godwitd serve --retained-files), and {} MiB are needed",
+                        bytes >> 20,
+                        wanted.taken.bytes.div_ceil(1 << 20)
+                    ));
                 }
                 None => {
                     return Err(format!(
-                        "it has room for {} MiB of files that are sent ahead (godwitd serve --retained-files), and {} MiB are needed",
-                        room >> 20,
-                        bytes.div_ceil(1 << 20)
+                        "the filesystem of its state {} has room for {names} names (inodes) of files that are sent ahead, and {} are needed",
+                        self.state.display(),
+                        wanted.taken.names
                     ));
                 }
             }
         }
+    }
+
+    fn unknown(&self, error: &io::Error) -> String {
+        format!("its state {} cannot be used: {error}", self.state.display())
     }
 
     /// Makes an empty directory from which the files can be taken to those of services.
@@ -331,6 +470,11 @@ impl Held {
         self.kept().map(|kept| kept.token.clone()).unwrap_or_default()
     }
 
+    /// How many names of it are here.
+    pub(crate) fn names(&self) -> u64 {
+        self.kept().map_or(0, |kept| kept.taken.names)
+    }
+
     /// How many bytes of its files are here.
     pub(crate) fn bytes(&self) -> u64 {
         self.kept().map_or(0, |kept| kept.bytes)
@@ -348,9 +492,9 @@ impl Held {
         }
     }
 
-    /// Makes room for so many bytes; how many may come. Why there is no room, as a sentence.
-    pub(crate) fn make_room(&mut self, bytes: u64) -> Result<u64, String> {
-        self.all.make_room(&self.key, bytes, SPARED)
+    /// Makes room for so much; how much may come. Why there is no room, as a sentence.
+    pub(crate) fn make_room(&mut self, taken: Taken) -> Result<Room, String> {
+        self.all.make_room(&self.key, Wanted { taken, is_present: false }, SPARED)
     }
 
     /// An empty directory, in place of what is here.
@@ -372,7 +516,7 @@ impl Held {
             token,
             directory,
             bytes: 0,
-            taken: 0,
+            taken: Taken::default(),
             devices,
             is_unmeasured: true,
         };
@@ -390,7 +534,7 @@ impl Held {
 
     /// Looks how much has come, of which there may be at most so much. Blocks. Why it cannot be kept, as a sentence.
     pub(crate) fn measure(&mut self, most: u64) -> Result<u64, String> {
-        let Some(kept) = self.kept.as_mut().and_then(|kept| kept.as_mut()) else { return Ok(0) };
+        let Some(kept) = self.kept() else { return Ok(0) };
         let found = Snapshot::scan_at_most(&kept.directory.0, true, MOST_NAMES, MOST_PATH_BYTES);
         match found.map_err(|error| crate::error_chain(&error))? {
             None => Err(format!("it has more than {MOST_NAMES} names, which are not sent ahead")),
@@ -398,11 +542,15 @@ impl Held {
                 Err(format!("it has more than the {} MiB for which there is room", most >> 20))
             }
             Some(found) => {
-                kept.bytes = found.bytes();
-                kept.taken = kept.bytes.saturating_add(found.entries().saturating_mul(OF_A_NAME));
-                kept.is_unmeasured = false;
-                Ok(kept.bytes)
+                self.measured(&found);
+                Ok(found.bytes())
             }
+        }
+    }
+
+    fn measured(&mut self, found: &Snapshot) {
+        if let Some(kept) = self.kept.as_mut().and_then(|kept| kept.as_mut()) {
+            (kept.bytes, kept.taken, kept.is_unmeasured) = (found.bytes(), Taken::of(found), false);
         }
     }
 
@@ -433,14 +581,13 @@ impl Drop for Held {
         match kept.as_ref() {
             Some(of) => {
                 let place = Arc::clone(OwnedMutexGuard::mutex(&kept));
-                let entry = Entry { place, bytes: of.taken, since: Instant::now() };
-                places.insert(self.key.clone(), entry);
+                places.insert(self.key.clone(), Entry::new(place, of.taken));
             }
             // The map's, and this one.
             None if Arc::strong_count(OwnedMutexGuard::mutex(&kept)) <= 2 => drop(places.remove(&self.key)),
             None => {
                 if let Some(entry) = places.get_mut(&self.key) {
-                    entry.bytes = 0;
+                    (entry.here, entry.promised) = (Taken::default(), Taken::default());
                 }
             }
         }
@@ -483,7 +630,7 @@ mod tests {
     /// Files of a service come, so many bytes.
     async fn bring(all: &Arc<KeptFiles>, id: &str, bytes: u64) -> Result<u64, String> {
         let mut held = all.hold(&named(id), "a").await.unwrap();
-        let room = held.make_room(bytes)?;
+        let room = held.make_room(Taken { bytes, names: 2 })?.bytes;
         let begun = held.begin().unwrap();
         fs::write(begun.path().join("file"), vec![7; usize::try_from(bytes).unwrap()]).unwrap();
         held.keep(begun);
@@ -538,18 +685,82 @@ mod tests {
         // Its own files give way, and old ones of others.
         assert_eq!(now(bring(&all, "one", 6 * MIB)), Ok(6 * MIB));
         let three = now(all.hold(&named("three"), "a")).unwrap();
-        let room = all.make_room(&("a".into(), "three".into()), 4 * MIB, Duration::ZERO).unwrap();
-        assert!((4 * MIB..5 * MIB).contains(&room), "the oldest has gone: {room}");
+        let wanted = Wanted { taken: Taken { bytes: 4 * MIB, names: 2 }, is_present: false };
+        let room = all.make_room(&("a".into(), "three".into()), wanted, Duration::ZERO).unwrap();
+        assert!((4 * MIB..5 * MIB).contains(&room.bytes), "the oldest has gone: {room:?}");
         assert!(token(&all, "two").is_empty() && !token(&all, "one").is_empty());
         drop(three);
         assert_eq!(directories(&state), 1);
     }
 
     #[test]
+    fn what_is_promised_to_several_at_once_is_there_once() {
+        let (_state, all) = kept(u64::MAX);
+        let free = all.space().unwrap().free;
+        let part = Taken { bytes: free.bytes / 5 * 3, names: 2 };
+        let mut one = now(all.hold(&named("one"), "a")).unwrap();
+        let room = one.make_room(part).unwrap();
+        assert!(room.bytes >= part.bytes && room.bytes <= free.bytes / 10 * 9, "{room:?} of {free:?}");
+        // Nothing of it has come, and most of the disk is free still.
+        let mut two = now(all.hold(&named("two"), "a")).unwrap();
+        let refused = two.make_room(part).unwrap_err();
+        assert!(refused.contains("it has room for"), "{refused}");
+        // A small one is not refused for what the first may still grow by.
+        assert!(two.make_room(Taken { bytes: free.bytes / 100, names: 2 }).is_ok());
+        drop(one);
+        assert!(two.make_room(part).is_ok());
+    }
+
+    #[test]
+    fn names_take_inodes_which_are_counted_as_bytes_are() {
+        let (_state, all) = kept(u64::MAX);
+        let Taken { names, .. } = all.space().unwrap().free;
+        if names == u64::MAX {
+            println!("this filesystem has as many inodes as it needs");
+            return;
+        }
+        let part = Taken { bytes: MIB, names: names / 5 * 3 };
+        let mut one = now(all.hold(&named("one"), "a")).unwrap();
+        assert!((part.names..names).contains(&one.make_room(part).unwrap().names));
+        let mut two = now(all.hold(&named("two"), "a")).unwrap();
+        let refused = two.make_room(part).unwrap_err();
+        assert!(refused.contains("inodes") && refused.contains(&part.names.to_string()), "{refused}");
+    }
+
+    #[test]
+    fn files_of_a_service_that_is_not_here_are_taken_as_they_are() {
+        let (state, all) = kept(100 * MIB);
+        let place = state.path().join("services/redis/upper");
+        let files = |bytes: usize| {
+            fs::create_dir_all(place.join("deep")).unwrap();
+            fs::write(place.join("deep/file"), vec![7; bytes]).unwrap();
+        };
+        files(1 << 20);
+        assert_eq!(all.take(&named("one"), "a", &place), Ok(Some(MIB)));
+        let first = token(&all, "one");
+        assert!(!place.exists() && !first.is_empty() && all.bytes() == MIB);
+        assert_eq!(all.taken(), (1, MIB + 3 * OF_A_NAME));
+        // What is there already is not lost to what comes later, nor is nothing something.
+        files(1);
+        assert_eq!(all.take(&named("one"), "a", &place), Ok(None));
+        assert!(place.exists() && token(&all, "one") == first);
+        fs::remove_dir_all(&place).unwrap();
+        fs::create_dir(&place).unwrap();
+        assert_eq!(all.take(&named("two"), "a", &place), Ok(None));
+        assert!(token(&all, "two").is_empty());
+        // There is no room, or the operator wants none.
+        files(100 << 20);
+        assert!(all.take(&named("two"), "a", &place).unwrap_err().contains("it has room for 98 MiB"));
+        let none = Arc::new(KeptFiles::new(state.path(), Some(0)));
+        assert_eq!(none.take(&named("two"), "a", &place), Ok(None));
+        assert!(place.join("deep/file").exists() && directories(&state) == 1);
+    }
+
+    #[test]
     fn more_than_there_is_room_for_does_not_stay() {
         let (state, all) = kept(100 * MIB);
         let mut held = now(all.hold(&named("one"), "a")).unwrap();
-        held.make_room(MIB).unwrap();
+        held.make_room(Taken { bytes: MIB, names: 2 }).unwrap();
         let begun = held.begin().unwrap();
         fs::write(begun.path().join("file"), vec![7; 1 << 20]).unwrap();
         held.keep(begun);

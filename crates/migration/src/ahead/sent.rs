@@ -1,4 +1,4 @@
-//! What this node has sent ahead of the files of its services, and to whom.
+//! What this node has sent ahead of the files of its services, and to whom. Nothing is open of what is not being sent.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,9 +56,18 @@ impl SentFiles {
         }
         // Whatever is not of this directory is of none any more.
         let Sent { epoch, token: known, tree, since } = all.remove(&key)?;
-        let is_it = known == token && epoch == service.epoch;
         let since = Some(since);
-        is_it.then(|| Lent { store: Arc::clone(self), key, epoch, token: known, tree, sends: false, since })
+        if known != token || epoch != service.epoch {
+            return None;
+        }
+        let tree = match tree.reopened(of) {
+            Ok(tree) => tree,
+            Err(error) => {
+                tracing::info!(service = %service.name, %error, "a directory that was sent ahead cannot be opened again");
+                return None;
+            }
+        };
+        Some(Lent { store: Arc::clone(self), key, epoch, token: known, tree, sends: false, since })
     }
 
     /// Nothing has been sent yet.
@@ -113,11 +122,6 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Whether the destination has nothing.
-    pub(crate) fn is_new(&self) -> bool {
-        self.token.is_empty()
-    }
-
     /// What it has: names, and bytes of files.
     pub(crate) fn there(&self) -> (u64, u64) {
         self.tree.there()
@@ -164,6 +168,8 @@ impl Drop for Lent {
         let tree = if self.sends { tree.doubted() } else { Some(tree) };
         if let Some(tree) = tree {
             let (epoch, token) = (self.epoch, std::mem::take(&mut self.token));
+            // Nobody unmounts what is open.
+            let tree = tree.at_rest();
             self.store.put(
                 self.key.clone(),
                 Sent { epoch, token, tree, since: self.since.unwrap_or_else(Instant::now) },
@@ -203,7 +209,7 @@ mod tests {
         let begin = |token: &[u8]| {
             let tree = TreeSender::new(root.path()).by_blocks(BlockHash::new(xxh3_128)).lasting(true);
             let mut lent = all.begin(&service, "b", tree);
-            assert!(lent.is_new() && send(&mut lent) > 1 << 20);
+            assert!(send(&mut lent) > 1 << 20);
             lent.settle(token.to_vec());
             // Until it is certain that nothing has changed since.
             while !lent.find(false).unwrap().changes.is_empty() {
@@ -244,6 +250,42 @@ mod tests {
         begin(b"one");
         drop(lend(b"one").unwrap().moves());
         assert!(lend(b"one").is_none(), "the directory is the service's");
+    }
+
+    #[test]
+    fn a_directory_whose_files_were_sent_can_be_unmounted() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (own, mounted) = (scratch.path().join("own"), scratch.path().join("mounted"));
+        fs::create_dir(&own).unwrap();
+        fs::create_dir(&mounted).unwrap();
+        let mount = || {
+            let flags = nix::mount::MsFlags::empty();
+            nix::mount::mount(None::<&str>, &mounted, Some("tmpfs"), flags, None::<&str>).unwrap();
+            fs::write(mounted.join("large"), vec![7; 1 << 20]).unwrap();
+        };
+        let of = || {
+            let tree = TreeSender::of_parts().make("").make("volumes").put("diff", &own);
+            tree.put_open("volumes/data", &mounted, fs::File::open(&mounted).unwrap().into()).lasting(true)
+        };
+        let (all, service) = (Arc::new(SentFiles::default()), service());
+        mount();
+        let mut lent = all.begin(&service, "b", of());
+        assert!(send(&mut lent) > 1 << 20);
+        lent.settle(b"one".to_vec());
+        drop(lent);
+        // It is found again while it is there.
+        let mut lent = all.lend(&service, "b", b"one", &of()).unwrap();
+        fs::write(mounted.join("new"), vec![8; 1 << 10]).unwrap();
+        assert!(send(&mut lent) > 1 << 10);
+        lent.settle(b"one".to_vec());
+        drop(lent);
+        nix::mount::umount(&mounted).unwrap();
+        assert!(all.lend(&service, "b", b"one", &of()).is_none(), "what is at the path now");
+        // Another filesystem, perhaps under the same number.
+        mount();
+        let lent = all.lend(&service, "b", b"one", &of());
+        assert!(lent.is_none_or(|mut lent| send(&mut lent) > 1 << 20));
+        nix::mount::umount(&mounted).unwrap();
     }
 
     #[test]

@@ -12,7 +12,7 @@ use godwit_engine::{OnMove, OutputPipes};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
-use crate::ahead::Held;
+use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
@@ -236,7 +236,10 @@ pub(super) async fn answer_to_question(
     let files = local.kept_files.hold(&service, from).await.map(|held| held.token()).unwrap_or_default();
     let accepted =
         Accepted { engine_layers, asks_registry: registry.is_some(), files: files.into(), ..answer };
-    let tree = (open.tree_bytes, announced::tree_limits(open.tree_bytes, service.makes_devices()));
+    let tree = Tree {
+        announced: Taken { bytes: open.tree_bytes, names: open.tree_names },
+        limits: announced::tree_limits(open.tree_bytes, service.makes_devices()),
+    };
     Ok(Asked { service, id: open.migration, memory_bytes, missing, registry, accepted, tree, _hold: hold })
 }
 
@@ -250,10 +253,17 @@ pub(super) struct Asked {
     /// The image whose registry is asked for them first.
     pub(super) registry: Option<Pinned>,
     pub(super) accepted: Accepted,
-    /// Bytes of changed files, and what is taken of them.
-    pub(super) tree: (u64, tree::Limits),
+    pub(super) tree: Tree,
     /// No layer is removed meanwhile.
     _hold: Hold,
+}
+
+/// Changed files.
+pub(super) struct Tree {
+    /// How much there is, as the source says.
+    pub(super) announced: Taken,
+    /// What a move takes of them.
+    pub(super) limits: tree::Limits,
 }
 
 /// Tells the source which pages are here.

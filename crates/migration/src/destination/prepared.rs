@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_engine::tree;
 use godwit_memory::PAGE_SIZE;
@@ -10,9 +11,9 @@ use godwit_memory::PAGE_SIZE;
 use super::admit::{Asked, tell_retained};
 use super::layers::receive_layers;
 use super::page_receiver::{PageReceiver, PageReceiverError};
-use super::receive::{given_up, receive_tree_items};
+use super::receive::{first_of_tree, given_up, receive_tree_items};
 use super::{DestinationError, answer_to_failed};
-use crate::ahead::{Begun, Held, MOST_NAMES};
+use crate::ahead::{Begun, Held, MOST_NAMES, OLDEST, Room};
 use crate::blocking::off_worker;
 use crate::link::Link;
 use crate::message::{Accepted, FilesKept, Message, RetainEnd};
@@ -34,6 +35,16 @@ pub(super) async fn take_in(
     };
     drop(asked);
     ended
+}
+
+/// How long a preparation may take whatever it brings, and with how much of it each second longer. Memory and disk are promised
+/// to it meanwhile.
+const AT_LEAST: Duration = Duration::from_secs(600);
+const SLOWEST: u64 = 64 << 10;
+
+/// How long one may take that has announced so many bytes: no longer than what it brings stays.
+fn longest(announced: u64) -> Duration {
+    AT_LEAST.saturating_add(Duration::from_secs(announced / SLOWEST)).min(OLDEST)
 }
 
 /// Takes layers and pages, and retains the pages.
@@ -64,9 +75,13 @@ async fn retained(
     tell_retained(link, here.as_deref()).await?;
     let receiver = PageReceiver::start(local, id, *memory_bytes, here, arrival).await?;
     let failure = receiver.failure();
+    let layers = asked.missing.iter().map(|layer| layer.bytes);
+    let announced = layers.fold(memory_bytes.saturating_add(asked.tree.announced.bytes), u64::saturating_add);
+    let longest = longest(announced);
     let retained = tokio::select! {
         retained = receive(local, link, asked, &receiver, &mut files) => retained,
         reason = failure => Err(DestinationError::Pages(reason)),
+        () = tokio::time::sleep(longest) => Err(DestinationError::Trickles(longest)),
     };
     receiver.abandon(local, id).await?;
     retained
@@ -77,12 +92,13 @@ async fn receive(
     link: &mut Link,
     asked: &Asked,
     receiver: &PageReceiver,
-    files: &mut Option<(Held, u64)>,
+    files: &mut Option<(Held, Room)>,
 ) -> Result<RetainEnd, DestinationError> {
     let Asked { service, id, missing, registry, .. } = asked;
     receive_layers(local, link, service, missing, registry.as_ref()).await?;
     // An older source sends none.
-    let next = match (link.receive().await?, files.take()) {
+    let first = first_of_tree(link, files.as_ref().map(|(held, _)| held)).await?;
+    let next = match (first, files.take()) {
         (begin @ (Message::TreeBegin | Message::TreeOnto), Some((held, most))) => {
             let (held, bytes) = receive_files(link, asked, begin, (held, most)).await?;
             let token = held.token().into();
@@ -126,8 +142,8 @@ async fn retain(
 async fn place_for_files(
     local: &NodeResources,
     source: &str,
-    Asked { service, tree: (bytes, _), .. }: &Asked,
-) -> Result<(Held, u64), String> {
+    Asked { service, tree, .. }: &Asked,
+) -> Result<(Held, Room), String> {
     let node = &local.node;
     if service.kept.is_some() {
         return Err("its engine keeps its files".into());
@@ -135,7 +151,7 @@ async fn place_for_files(
     let held = local.kept_files.hold(service, source).await;
     let mut held =
         held.ok_or_else(|| format!("node {node} still takes files of another preparation of it"))?;
-    let most = held.make_room(*bytes).map_err(|why| format!("node {node}: {why}"))?;
+    let most = held.make_room(tree.announced).map_err(|why| format!("node {node}: {why}"))?;
     Ok((held, most))
 }
 
@@ -144,8 +160,10 @@ async fn receive_files(
     link: &mut Link,
     asked: &Asked,
     begin: Message,
-    (mut held, most): (Held, u64),
+    (mut held, most): (Held, Room),
 ) -> Result<(Held, u64), DestinationError> {
+    // What is here can have another name, and go.
+    let entries = held.names().saturating_mul(2).saturating_add(most.names).min(2 * MOST_NAMES);
     let begun: Option<Begun> = match begin {
         Message::TreeOnto => None,
         _ => Some(off_worker(|| held.begin())?),
@@ -153,7 +171,7 @@ async fn receive_files(
     let path = begun.as_ref().map(Begun::path).or(held.path()).map(Path::to_owned);
     let path = path.ok_or(DestinationError::Protocol("files onto others that are not here"))?;
     held.changes();
-    let limits = tree::Limits { entries: 2 * MOST_NAMES, bytes: most, ..asked.tree.1 };
+    let limits = tree::Limits { entries, bytes: most.bytes, ..asked.tree.limits };
     let received = match receive_tree_items(link, &path, limits).await {
         Ok(written) => {
             let synced = tokio::task::spawn_blocking(move || written.sync()).await?;
@@ -164,7 +182,7 @@ async fn receive_files(
     let measured = match received {
         // What the next one puts in order, if it is not too much.
         Err(error @ DestinationError::Link(_)) if begun.is_none() => {
-            if let Err(why) = off_worker(|| held.measure(most)) {
+            if let Err(why) = off_worker(|| held.measure(most.bytes)) {
                 tracing::warn!(service = %asked.service.name, why, "files that were sent ahead are given up");
                 held.drop_it();
             }
@@ -175,7 +193,7 @@ async fn receive_files(
             if let Some(begun) = begun {
                 held.keep(begun);
             }
-            off_worker(|| held.measure(most)).map_err(|why| DestinationError::Refused(vec![why]))
+            off_worker(|| held.measure(most.bytes)).map_err(|why| DestinationError::Refused(vec![why]))
         }
     };
     match measured {
@@ -185,5 +203,19 @@ async fn receive_files(
             held.drop_it();
             Err(error)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preparation_may_take_as_long_as_a_slow_link_needs_and_no_longer_than_it_is_of_use() {
+        assert_eq!(longest(0), Duration::from_secs(600));
+        assert_eq!(longest(64 << 20), Duration::from_secs(600 + 1024));
+        assert_eq!(longest(u64::MAX), OLDEST);
+        let said = DestinationError::Trickles(longest(64 << 20)).to_string();
+        assert!(said.contains("27 minutes") && said.contains("64 KiB"), "{said}");
     }
 }

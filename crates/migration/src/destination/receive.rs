@@ -14,12 +14,13 @@ use super::layers::receive_layers;
 use super::log::LogWriter;
 use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
 use super::{DestinationError, plain};
-use crate::ahead::Held;
+use crate::ahead::{Held, MOST_NAMES, MOST_PATH_BYTES};
 use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
-use crate::message::{ImagesEnd, MOST_TMPFS_NAMES, Message, Reached, Step, TmpfsBegin};
+use crate::message::{FilesHere, ImagesEnd, MOST_TMPFS_NAMES, Message, Reached, Step, TmpfsBegin};
+use crate::page_hash::PageKey;
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::standstill::read_doubts;
@@ -94,14 +95,38 @@ async fn restore_and_tell(
     Ok(keep_stopped)
 }
 
-/// The first round: into an empty directory, or onto files that were sent ahead, which are of no further use without it.
+/// What the source sends before the first round, if not that: where it asks for them, it is told which files are here.
+pub(super) async fn first_of_tree(
+    link: &mut Link,
+    files: Option<&Held>,
+) -> Result<Message, DestinationError> {
+    let asked = match (link.receive().await?, files.and_then(Held::path)) {
+        (Message::TellFiles, Some(path)) => path.to_owned(),
+        (other, _) => return Ok(other),
+    };
+    let (sender, node) = (link.sender(), link.node().to_owned());
+    let telling = tokio::task::spawn_blocking(move || {
+        let key = PageKey::random();
+        let send = |message| sender.blocking_send(message).map_err(|_| LinkError::Closed(node.clone()));
+        send(Message::FilesHere(FilesHere { key: key.bytes().to_vec().into() }))?;
+        let hash = tree::BlockHash::new(move |block| key.hash_block(block));
+        tree::list(&asked, &hash, (MOST_NAMES, MOST_PATH_BYTES), &mut |listed: tree::Listed| {
+            send(Message::FileHere(listed.encode().into()))
+        })?;
+        Ok::<_, DestinationError>(send(Message::FilesHereEnd)?)
+    });
+    telling.await??;
+    Ok(link.receive().await?)
+}
+
+/// The first round: into an empty directory, or onto files that are here, which are of no further use without it.
 async fn receive_tree(
     link: &mut Link,
     upper: &Path,
     limits: tree::Limits,
     files: Option<Held>,
 ) -> Result<(), DestinationError> {
-    match (link.receive().await?, files) {
+    match (first_of_tree(link, files.as_ref()).await?, files) {
         (Message::TreeBegin, files) => {
             if let Some(mut files) = files {
                 files.drop_it();

@@ -162,8 +162,8 @@ pub(crate) async fn resolve(
             tokio::join!(fill(local, service, (id, source), memory, None), telling);
         }
         Some(reason) => {
-            let dropped = drop_copy(local, service, id, &reason, memory).await;
-            drop_in_the_end(local, service, id, &reason, dropped).await;
+            let dropped = drop_copy(local, service, (id, source), &reason, memory).await;
+            drop_in_the_end(local, service, (id, source), &reason, dropped).await;
             local.doubts.end(&service.name);
         }
     }

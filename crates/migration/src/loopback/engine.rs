@@ -121,6 +121,10 @@ impl Engine for Containers {
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         self.step(config, "dump_target", || {
             let container = self.find(config)?;
+            let plug = self.0.there().plugs.get(&config.name).map(|plug| plug.barred);
+            if !container.frozen && plug == Some(true) {
+                self.0.accuse("nobody can connect to a service that runs".into());
+            }
             if container.frozen && self.0.is_occupied() {
                 return Err(EngineError::Occupied { name: config.name.clone(), commands: 1 });
             }

@@ -173,7 +173,11 @@ fn a_service_moves_with_its_memory_in_each_mode() {
 
 #[test]
 fn a_service_in_which_its_engine_begins_a_command_is_frozen_when_that_has_ended() {
-    untouched(Way { begins: 3, ..PRECOPY });
+    let Ended { phases, frozen_ms, .. } = untouched(Way { begins: 3, ..PRECOPY });
+    // Clients have waited for all tries.
+    assert!(phases[0].phase == "tries" && phases[0].ms > 0.0, "{phases:?}");
+    let sum: f64 = phases.iter().map(|phase| phase.ms).sum();
+    assert!((sum - frozen_ms).abs() < 0.001, "{frozen_ms} of {phases:?}");
     let always =
         play(Way { begins: u32::MAX, ..PRECOPY }, Fault::Nothing).unwrap_or_else(|wrong| panic!("{wrong}"));
     assert!(!always.moved && always.reason.contains("further commands running in it"), "{always:?}");

@@ -94,6 +94,8 @@ pub(super) struct Ended {
     pub(super) reason: String,
     /// Where it says that the frozen time went.
     pub(super) phases: Vec<Phase>,
+    /// How long that is, milliseconds.
+    pub(super) frozen_ms: f64,
     /// Bytes of files that were there before the move.
     pub(super) ahead: u64,
     /// How many connections were made.
@@ -174,7 +176,8 @@ pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
         let moved = !world.machines[1].there().own.is_empty();
         let (reason, phases) = (world.reason(), world.phases());
         let (connections, ahead) = (world.wire.connections(), world.ahead());
-        return Ok(Ended { happened, moved, reason, phases, ahead, connections, took });
+        let frozen_ms = world.frozen_ms();
+        return Ok(Ended { happened, moved, reason, phases, frozen_ms, ahead, connections, took });
     }
     let mut text = format!("{way:?} {fault:?}, after {took:?}, with the report {:?}:\n", world.reason());
     for what in wrong {
@@ -296,9 +299,10 @@ impl World {
             is("directories of migrations are left", is_empty(&layout.run.join("migrations")));
             is("directories of pagers are left", is_empty(&layout.run.join("pagers")));
             let ahead = entries(&layout.state.join("prepared")).len();
+            let known = machine.daemon().map(|daemon| daemon.kept_files.taken().0);
             is(
-                &format!("{ahead} directories of files that were sent ahead"),
-                ahead <= usize::from(at > owner),
+                &format!("{ahead} directories of files that may come, of which its daemon knows {known:?}"),
+                ahead <= usize::from(at != owner) && known.is_none_or(|known| known == ahead),
             );
             let services = entries(&layout.state.join("services"));
             is("directories of services", services.len() == usize::from(owns));
@@ -353,6 +357,13 @@ impl World {
             Some(Ok(report)) => report.reason.clone(),
             Some(Err(error)) => crate::error_chain(error),
             None => String::new(),
+        }
+    }
+
+    fn frozen_ms(&self) -> f64 {
+        match &*self.daemons[0].report.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(Ok(report)) => report.frozen_ms,
+            _ => 0.0,
         }
     }
 

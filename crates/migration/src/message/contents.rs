@@ -72,6 +72,9 @@ pub struct Open {
     /// Whether the source understands [`Message::StillLacking`](super::Message::StillLacking).
     #[prost(bool, tag = "46")]
     pub waits_for_registry: bool,
+    /// How many names its changed files have; 0 from an older source.
+    #[prost(uint64, tag = "47")]
+    pub tree_names: u64,
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is
@@ -209,7 +212,8 @@ pub struct Accepted {
     /// Why it has not, as a sentence.
     #[prost(string, tag = "61")]
     pub no_files: String,
-    /// The token of the files that were sent ahead; none where there are none.
+    /// The token of the files that are there, from a preparation, an attempt that was aborted, or an earlier visit; none where
+    /// there are none. A source that does not know of it may send [`Message::TellFiles`](super::Message::TellFiles).
     #[prost(bytes = "bytes", tag = "62")]
     pub files: Bytes,
 }
@@ -223,6 +227,14 @@ pub struct FilesKept {
     /// All of them.
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
+}
+
+/// Files that are at the destination follow.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FilesHere {
+    /// The key of their hashes: 192 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub key: Bytes,
 }
 
 /// What the destination lacks after its image's registry was asked.

@@ -1,14 +1,14 @@
 //! Changed files and volumes on their way ahead of a move, and what of them a move need not send.
 
 use bytes::Bytes;
-use godwit_engine::tree::{BlockHash, Item, Round, TreeSender};
+use godwit_engine::tree::{BlockHash, Item, Listed, Listing, Round, TreeSender};
 
-use super::files::{hand, send_items};
+use super::files::{hand, send_items, send_round};
 use super::pace::Pacer;
 use super::{Source, SourceError};
 use crate::ahead::{Lent, MOST_NAMES, MOST_PATH_BYTES, MOST_TOKEN};
-use crate::link::Link;
-use crate::message::{Accepted, FilesKept, Message};
+use crate::link::{Link, LinkError};
+use crate::message::{Accepted, FilesHere, FilesKept, Message};
 use crate::page_hash::PageKey;
 use crate::report::Report;
 
@@ -21,11 +21,11 @@ pub(super) enum Found {
 }
 
 impl Found {
-    /// Bytes that they have.
-    pub(super) fn bytes(&self) -> u64 {
+    /// Bytes that they have, and names.
+    pub(super) fn size(&self) -> (u64, u64) {
         match self {
-            Self::Files(files) => files.1.changes.bytes(),
-            Self::Stay(_) => 0,
+            Self::Files(files) => (files.1.changes.bytes(), files.1.changes.entries()),
+            Self::Stay(_) => (0, 0),
         }
     }
 }
@@ -75,13 +75,22 @@ impl Source {
             }
             Found::Files(files) => *files,
         };
-        let (mut lent, round) = match self.lent(&accepted.files, &tree) {
-            Some(lent) => self.find_lacking(lent, false).await?,
-            None => (self.local.sent_files.begin(&self.service, &self.destination, tree), first),
+        let (mut lent, round, onto) = match self.lent(&accepted.files, &tree) {
+            Some(lent) => self.find_lacking(lent, false).await.map(|(lent, round)| (lent, round, true))?,
+            None => {
+                let (tree, first, onto) = match self.learn_files(link, accepted).await? {
+                    Some(there) => {
+                        let (tree, first) = self.find_onto(tree, there).await?;
+                        (tree, first, true)
+                    }
+                    None => (tree, first, false),
+                };
+                (self.local.sent_files.begin(&self.service, &self.destination, tree), first, onto)
+            }
         };
         let total = report.pre_dump_bytes.saturating_add(round.bytes);
         self.step("files", report.pre_dump_bytes, total);
-        link.send(if lent.is_new() { Message::TreeBegin } else { Message::TreeOnto }).await?;
+        link.send(if onto { Message::TreeOnto } else { Message::TreeBegin }).await?;
         let (sender, node) = (link.sender(), link.node().to_owned());
         let (progress, pacer) = (self.progress.clone(), Pacer::new(self.options.max_bandwidth));
         let sending = self.jobs.run(move |wanted| {
@@ -124,6 +133,63 @@ impl Source {
     pub(super) async fn find_lacking(&self, lent: Lent, counts: bool) -> Result<(Lent, Round), SourceError> {
         let finding = self.jobs.run(move |_| lent.find(counts).map(|round| (lent, round)));
         Ok(finding.await??)
+    }
+
+    /// What the destination has of its files of which this node does not know, if there is any.
+    async fn learn_files(
+        &self,
+        link: &mut Link,
+        accepted: &Accepted,
+    ) -> Result<Option<Listing>, SourceError> {
+        if accepted.files.is_empty() {
+            return Ok(None);
+        }
+        let wrong =
+            |wanted| LinkError::Unexpected { node: self.destination.clone(), got: "something else", wanted };
+        link.send(Message::TellFiles).await?;
+        let key = match link.receive().await? {
+            Message::FilesHere(FilesHere { key }) => {
+                PageKey::told(&key).ok_or_else(|| wrong("the key of the files' hashes"))?
+            }
+            other => return Err(link.unexpected(&other, "FilesHere").into()),
+        };
+        let hash = BlockHash::new(move |block| key.hash_block(block));
+        let mut listing = Listing::new(hash, (MOST_NAMES, MOST_PATH_BYTES));
+        loop {
+            match link.receive().await? {
+                Message::FileHere(listed) => {
+                    let listed = Listed::decode(&listed).map_err(|_| wrong("a file that is there"))?;
+                    listing.add(listed).map_err(wrong)?;
+                }
+                Message::FilesHereEnd => return Ok(Some(listing)),
+                other => return Err(link.unexpected(&other, "FileHere").into()),
+            }
+        }
+    }
+
+    /// Finds what differs from what the destination has.
+    async fn find_onto(&self, tree: TreeSender, there: Listing) -> Result<(TreeSender, Round), SourceError> {
+        let tree = tree.onto(there);
+        let finding = self.jobs.run(move |_| tree.find_round(false).map(|round| (tree, round)));
+        Ok(finding.await??)
+    }
+
+    /// In a move: sends what differs from files that the destination has, and of which this node does not know. None where it
+    /// has none. How many bytes.
+    pub(super) async fn send_onto_told(
+        &self,
+        link: &mut Link,
+        (tree, first): (TreeSender, Round),
+        accepted: &Accepted,
+        report: &mut Report,
+    ) -> Result<(TreeSender, u64), SourceError> {
+        let Some(there) = self.learn_files(link, accepted).await? else {
+            return send_round(link, tree, first).await;
+        };
+        report.retained_file_bytes = there.bytes();
+        let (tree, round) = self.find_onto(tree, there).await?;
+        link.send(Message::TreeOnto).await?;
+        send_items(link, tree, round).await
     }
 
     /// In a move: sends what differs from what was sent ahead, and the destination begins with that. How many bytes.

@@ -251,7 +251,7 @@ impl Source {
         };
         let mut link = Link::new(connection);
         let _marks = self.put_marks().await?;
-        let offer = self.offer(config, memory, file_bytes).await?;
+        let offer = self.offer(config, memory, (file_bytes, 0)).await?;
         let offered = offer.layers.clone();
         link.send(Message::Ask(offer)).await?;
         let Ok(answer) = tokio::time::timeout(ANSWER, link.receive()).await else {

@@ -176,13 +176,17 @@ impl Source {
             self.local.engine.freeze(config).await?;
             let target = self.local.engine.dump_target(config).await;
             self.timeline.note("stop", begun);
-            // Nobody can connect meanwhile.
             let again = tries < FREEZES && trying.elapsed() < FREEZING;
             if again && matches!(target, Err(EngineError::Occupied { .. })) {
                 self.local.engine.thaw(config).await?;
                 self.until_thawed(config).await?;
+                recorder.thaws();
+                // Whoever wants to connect need not wait as long as that takes.
+                self.local.network.admit_newcomers(&self.service).await?;
+                self.local.network.open(&self.service).await?;
                 // Waits for what has just begun, and fails where that does not end.
                 self.local.engine.dump_target(config).await?;
+                self.local.network.bar_newcomers(&self.service).await?;
                 continue;
             }
             return Ok(target?);

@@ -54,7 +54,7 @@ impl Source {
         report.memory_bytes = memory;
         let _marks = self.put_marks().await?;
         let files = self.find_files().await?;
-        let open = self.offer(&config, memory, files.bytes()).await?;
+        let open = self.offer(&config, memory, files.size()).await?;
         let offered = open.layers.clone();
         link.send(Message::Ask(open)).await?;
         let accepted = match self.accepted(link, &config).await {

@@ -1,9 +1,9 @@
 //! What a migration records of itself: its report, and where the frozen time went.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::report::{PhaseClock, Report, ms_since};
+use crate::report::{Phase, PhaseClock, Report, ms_since};
 use crate::timeline::{Timeline, TimelineThere};
 
 /// The notes of one migration.
@@ -13,6 +13,8 @@ pub(super) struct Recorder {
     begun: Instant,
     /// From the freeze on.
     frozen: Option<PhaseClock>,
+    /// For how long it stood still for freezes that were undone.
+    tries: Duration,
     /// What this node does, and what the destination says that it did.
     timeline: Arc<Timeline>,
     pub(super) there: TimelineThere,
@@ -21,12 +23,20 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Begins now.
     pub(super) fn new(report: Report, timeline: Arc<Timeline>) -> Self {
-        Self { report, begun: Instant::now(), frozen: None, timeline, there: TimelineThere::default() }
+        let (tries, there) = (Duration::ZERO, TimelineThere::default());
+        Self { report, begun: Instant::now(), frozen: None, tries, timeline, there }
     }
 
     /// The service is frozen next.
     pub(super) fn freezes(&mut self) {
         self.frozen = Some(PhaseClock::start());
+    }
+
+    /// It runs again, and will be frozen once more.
+    pub(super) fn thaws(&mut self) {
+        if let Some(clock) = self.frozen.take() {
+            self.tries += clock.started().elapsed();
+        }
     }
 
     /// Ends a phase of the frozen time, and says how many milliseconds it took: none where nothing is frozen.
@@ -46,9 +56,14 @@ impl Recorder {
 
     /// The migration has ended.
     pub(super) fn finish(mut self) -> Report {
+        if self.tries > Duration::ZERO {
+            let ms = self.tries.as_secs_f64() * 1e3;
+            self.report.frozen_ms = ms;
+            self.report.phases.push(Phase { phase: "tries".into(), ms });
+        }
         if let Some(clock) = self.frozen {
-            self.report.frozen_ms = clock.total_ms();
-            self.report.phases = clock.phases();
+            self.report.frozen_ms += clock.total_ms();
+            self.report.phases.extend(clock.phases());
             let there = (self.report.destination.as_str(), &self.there);
             self.report.timeline = self.timeline.since(clock.started(), &self.report.source, there);
         }

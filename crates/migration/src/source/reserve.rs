@@ -72,6 +72,7 @@ pub(super) struct Reserved {
     pub(super) first: tree::Round,
     /// What the destination has of them that was sent ahead, in place of nothing.
     pub(super) ahead: Option<Lent>,
+    pub(super) accepted: Accepted,
 }
 
 impl Source {
@@ -91,7 +92,7 @@ impl Source {
         report.pre_dump_ms = ms_since(started);
 
         let _marks = self.put_marks().await?;
-        let open = self.offer(&config, memory, first.changes.bytes()).await?;
+        let open = self.offer(&config, memory, (first.changes.bytes(), first.changes.entries())).await?;
         if let Some(path) = self.service_there()?.network.namespace() {
             report.network_namespace = path.to_string_lossy().into_owned();
         }
@@ -125,7 +126,7 @@ impl Source {
             }
             false => tree,
         };
-        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead })
+        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
@@ -148,7 +149,7 @@ impl Source {
         &self,
         config: &ContainerConfig,
         memory: u64,
-        tree_bytes: u64,
+        (tree_bytes, tree_names): (u64, u64),
     ) -> Result<Open, SourceError> {
         let mut layers = Vec::new();
         for digest in &self.service.layers {
@@ -167,6 +168,7 @@ impl Source {
             memory_bytes: memory,
             images_bytes: memory + KERNEL_STATE_BYTES,
             tree_bytes,
+            tree_names,
             layers,
             machine: machine(),
             cpu_flags: needed(cpu_flags(), &self.service.env),

@@ -40,8 +40,8 @@ pub(super) fn acknowledged(local: &NodeResources, id: &str, destination: &str) {
     }
 }
 
-/// After the commit: removes all that this node still holds of the service, and records that in its state. Safe to do
-/// again.
+/// After the commit: removes all that this node still holds of the service, but for the files that make its way back
+/// shorter, and records that in its state. Safe to do again.
 pub(crate) async fn let_go(
     local: &NodeResources,
     service: &Service,
@@ -52,7 +52,8 @@ pub(crate) async fn let_go(
     local.cluster.release(service, destination).await?;
     local.engine.departed(&local.config(service)).await?;
     off_worker(|| local.mark_volumes(service))?;
-    local.clear(service).await?;
+    // When it comes back, it has moved twice.
+    local.clear_copy(service, (destination, service.epoch.saturating_add(2))).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
     Ok(local.journal.let_go(id, reason)?)
 }

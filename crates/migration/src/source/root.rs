@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::files::{Files, Log, send_round};
+use super::files::{Files, Log};
 use super::plan::Plan;
 use super::recorder::Recorder;
 use super::reserve::{Agreed, Reserved};
@@ -31,7 +31,7 @@ impl Source {
         recorder: &mut Recorder,
         reserved: Reserved,
     ) -> Result<Prepared, SourceError> {
-        let Reserved { agreed, plan, visit, layers, tree, first, ahead } = reserved;
+        let Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted } = reserved;
         let report = &mut recorder.report;
         let sending = Instant::now();
         let total = layers.bytes() + first.changes.bytes();
@@ -40,7 +40,7 @@ impl Source {
         self.step("files", report.pre_dump_bytes, total);
         let (tree, sent) = match ahead {
             Some(lent) => self.send_onto(link, lent, report).await?,
-            None => send_round(link, tree, first).await?,
+            None => self.send_onto_told(link, (tree, first), &accepted, report).await?,
         };
         count(report, sent);
         match link.receive().await? {

@@ -12,7 +12,7 @@ const BLOCK: usize = 4096;
 const SIZE: usize = 2 * MAX_DATA + 3 * BLOCK + 5;
 
 /// What happens to a tree.
-type Change = dyn Fn(&Path);
+pub(super) type Change = dyn Fn(&Path);
 
 pub(super) fn hash(block: &[u8]) -> u128 {
     let mut hasher = DefaultHasher::new();

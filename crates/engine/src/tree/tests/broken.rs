@@ -96,3 +96,34 @@ fn a_first_round_that_broke_off_left_nothing_of_use() {
     assert!(sender.send(round, &mut |_| Err("cut".to_owned())).is_err());
     assert!(sender.doubted().is_none());
 }
+
+#[test]
+fn a_round_that_broke_off_with_a_held_file_leaves_the_root_its_time() {
+    let pair = Pair::new();
+    let beside = pair.source.join("beside");
+    let own = pair.source.join("own");
+    for root in [&own, &beside] {
+        fs::create_dir_all(root.join("deep/er")).unwrap();
+        fs::write(root.join("deep/er/log"), vec![3; LARGE]).unwrap();
+    }
+    fs::create_dir(own.join("volumes")).unwrap();
+    let mut sender = TreeSender::new(&own).put("volumes/data", &beside);
+    sender = sender.by_blocks(BlockHash::new(blocks::hash)).lasting(true);
+    pair.settle(&mut sender);
+    sender.settle();
+    // Only a directory far below has changed, in the other part.
+    fs::rename(beside.join("deep/er/log"), beside.join("deep/er/log.1")).unwrap();
+    let round = sender.next_round(false).unwrap();
+    let mut receiver = Receiver::new(&pair.copy, ROOMY).unwrap();
+    let cut = sender.send(round, &mut |item: Item| match item {
+        Item::Hold(_) => receiver.apply(item).map_err(|error| error.to_string()),
+        _ => Err("cut".to_owned()),
+    });
+    assert!(cut.is_err());
+    drop(receiver);
+    let time = |root: &Path| fs::metadata(root).unwrap().modified().unwrap();
+    assert_ne!(time(&own), time(&pair.copy), "what was held was in the root");
+    pair.round(&mut sender.doubted().unwrap(), true);
+    assert_eq!(time(&own), time(&pair.copy));
+    assert!(compare(&beside, &pair.copy.join("volumes/data")).unwrap().is_empty());
+}
