@@ -41,6 +41,7 @@ mod tests;
 
 pub use blocks::BlockHash;
 pub use compare::{Difference, compare};
+pub use content::Wanted;
 pub use item::{Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, MAX_ITEM, Remove, Xattr};
 pub use listing::{Listed, Listing, list};
 pub use parts::{Counts, Round, TreeSender};

@@ -325,6 +325,7 @@ mod tests {
             Message::RetainEnd(RetainEnd { bytes: 4096, left: 8192 }),
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
+                tells_files: true,
                 userfaultfd: true,
                 retained: false,
                 tcp_inline: true,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_engine::image::{Digest, Registries, Store};
 use godwit_engine::runc::Runc;
-use godwit_engine::{ContainerConfig, Engine, EngineError, files};
+use godwit_engine::{ContainerConfig, Engine, EngineError, Mount, OnMove, files};
 use godwit_memory::tracker::Detected;
 use godwit_names::ServiceName;
 use godwit_transfer::Connection;
@@ -341,6 +341,11 @@ impl NodeResources {
         let has_volumes = service.volumes().next().is_some();
         // An engine has the files of its containers; and volumes that are no copy are nobody's but their users'.
         if service.kept.is_some() || has_volumes && !directory.join(COPY).exists() {
+            return;
+        }
+        // It comes back with a volume in the place of such a mount, and so with another tree of files.
+        let is_copied = |(_, on_move): (_, OnMove)| on_move == OnMove::Copy;
+        if service.mounts.iter().filter_map(Mount::bind).any(is_copied) {
             return;
         }
         let files = files::moving(&directory, has_volumes);

@@ -145,7 +145,9 @@ impl Blocks {
     /// Those that another node tells of, none of which has come yet; none where there are no such blocks.
     pub(super) fn told(size: u64, block: u64) -> Option<Self> {
         let is_one = block.is_power_of_two() && (SMALLEST_BLOCK..=PIECE).contains(&block);
-        is_one.then(|| Self { inode: 0, size, block, pieces: BTreeMap::new() })
+        // No file is larger.
+        let is_size = i64::try_from(size).is_ok();
+        (is_one && is_size).then(|| Self { inode: 0, size, block, pieces: BTreeMap::new() })
     }
 
     /// Those of a piece, as another node tells. How much memory that takes, bytes; none where the file has no such piece.

@@ -1,8 +1,10 @@
 //! Reads the content of a file in pieces, and finds what of it a receiver lacks: data, and holes where it has data.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -82,6 +84,34 @@ pub(super) struct Reader {
     size: u64,
     /// The range with data that was found last, and from where on it is the next one.
     data: Option<(u64, (u64, u64))>,
+    wanted: Option<Wanted>,
+}
+
+/// Whether somebody still waits for what is read.
+#[derive(Clone)]
+pub struct Wanted(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Wanted {
+    /// As long as this says so.
+    pub fn new(wanted: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wanted))
+    }
+
+    pub(super) fn check(&self) -> io::Result<()> {
+        if (self.0)() { Ok(()) } else { Err(io::Error::other("nobody waits for it any more")) }
+    }
+}
+
+impl fmt::Debug for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wanted")
+    }
+}
+
+/// Opens a regular file. Whatever has come to be in its place does not keep the caller waiting.
+pub(super) fn open(node: &Node) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?))
 }
 
 /// A part of a file, with its data and its holes.
@@ -97,9 +127,12 @@ struct FilePiece {
 impl Reader {
     /// Opens a file, of which there are so many bytes to read.
     pub(super) fn open(node: &Node, size: u64) -> io::Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?);
-        Ok(Self { file, size, data: None })
+        Ok(Self { file: open(node)?, size, data: None, wanted: None })
+    }
+
+    /// It ends with an error once it is not wanted any more.
+    pub(super) fn while_wanted(self, wanted: &Wanted) -> Self {
+        Self { wanted: Some(wanted.clone()), ..self }
     }
 
     pub(super) fn file(&self) -> &File {
@@ -128,6 +161,7 @@ impl Reader {
     }
 
     fn read(&mut self, number: u64) -> io::Result<FilePiece> {
+        self.wanted.as_ref().map_or(Ok(()), Wanted::check)?;
         let start = number * PIECE;
         let end = self.size.min(start + PIECE);
         let length = usize::try_from(end - start).unwrap_or_default();

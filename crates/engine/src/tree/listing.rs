@@ -17,10 +17,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use prost::Message;
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::FileType;
 
 use super::blocks::{BlockHash, Blocks, MOST_MEMORY, SMALLEST_FILE};
-use super::content::{Comparing, Reader};
+use super::content::{self, Comparing, Reader, Wanted};
 use super::item::Item;
 use super::send::kind_of;
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
@@ -140,7 +140,7 @@ impl Listed {
 /// names, or longer ones in all, than these.
 pub fn list<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     root: &Path,
-    hash: &BlockHash,
+    (hash, wanted): (&BlockHash, &Wanted),
     (names, path_bytes): (u64, u64),
     sink: &mut impl FnMut(Listed) -> Result<(), E>,
 ) -> Result<(), TreeError> {
@@ -163,9 +163,10 @@ pub fn list<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let mut room = MOST_MEMORY;
     for (path, record) in found.records() {
         let read = || -> io::Result<_> {
+            wanted.check()?;
             let node = top.node(path)?;
             let attributes = attributes(&node, record, hash)?;
-            Ok((attributes, Content::of(&node, record, hash, room)?))
+            Ok((attributes, Content::of(&node, record, (hash, wanted), room)?))
         };
         let (attributes, content) = read().map_err(|error| fault("read", path, error))?;
         let mut name = Name {
@@ -216,7 +217,12 @@ enum Content {
 
 impl Content {
     /// Reads a file, for whose blocks there is so much room.
-    fn of(node: &Node, record: &Record, hash: &BlockHash, room: u64) -> io::Result<Self> {
+    fn of(
+        node: &Node,
+        record: &Record,
+        (hash, wanted): (&BlockHash, &Wanted),
+        room: u64,
+    ) -> io::Result<Self> {
         if record.file_type != FileType::RegularFile || record.size == 0 || record.has_names() {
             return Ok(Self::Unknown);
         }
@@ -225,7 +231,7 @@ impl Content {
         }
         let none = Blocks::default();
         let mut comparing = Comparing { hash: Some(hash), there: &none, is_there: false, room };
-        let reader = Reader::open(node, record.size)?;
+        let reader = Reader::open(node, record.size)?.while_wanted(wanted);
         let blocks = Blocks::none(record.inode, record.size, 0);
         let learned = comparing.content(reader, blocks, &mut |_| Ok::<_, io::Error>(()))?;
         Ok(learned.filter(|blocks| blocks.memory() <= room).map_or(Self::Unknown, Self::Blocks))
@@ -234,8 +240,7 @@ impl Content {
 
 /// The content of a small file; none if it is shorter by now.
 fn whole(node: &Node, size: u64) -> io::Result<Option<Vec<u8>>> {
-    let flags = OFlags::RDONLY | OFlags::NOATIME | OFlags::CLOEXEC;
-    let file = std::fs::File::from(rustix::fs::openat(CWD, node.magic(), flags, Mode::empty())?);
+    let file = content::open(node)?;
     writeback::write_back(&file)?;
     let mut bytes = vec![0; usize::try_from(size).map_err(io::Error::other)?];
     match file.read_exact_at(&mut bytes, 0) {
@@ -266,6 +271,7 @@ fn attributes(node: &Node, record: &Record, hash: &BlockHash) -> io::Result<u128
 #[derive(Debug)]
 pub struct Listing {
     hash: BlockHash,
+    wanted: Wanted,
     names: BTreeMap<Vec<u8>, There>,
     /// Memory for blocks, bytes.
     memory: u64,
@@ -297,10 +303,10 @@ impl From<io::Error> for Ended {
 
 impl Listing {
     /// Nothing yet, of a receiver that makes its hashes with this function. At most so many names are taken, and so many
-    /// bytes of paths.
+    /// bytes of paths. It is compared with files as long as that is wanted.
     #[must_use]
-    pub fn new(hash: BlockHash, most: (u64, u64)) -> Self {
-        Self { hash, names: BTreeMap::new(), memory: 0, path_bytes: 0, most, open: None }
+    pub fn new(hash: BlockHash, wanted: Wanted, most: (u64, u64)) -> Self {
+        Self { hash, wanted, names: BTreeMap::new(), memory: 0, path_bytes: 0, most, open: None }
     }
 
     /// Takes one piece of it, from a receiver that may be hostile. An error says which rule it breaks.
@@ -389,7 +395,7 @@ impl Listing {
     /// What of it is below each of these paths, no path but in the longest of these; and the topmost names that are in none
     /// of them, and none of those that are `made`.
     pub(super) fn split(self, parts: &[&[u8]], made: &[Vec<u8>]) -> (Vec<Self>, Vec<Vec<u8>>) {
-        let new = || Self::new(self.hash.clone(), self.most);
+        let new = || Self::new(self.hash.clone(), self.wanted.clone(), self.most);
         let mut split: Vec<Self> = parts.iter().map(|_| new()).collect();
         let mut strays: Vec<Vec<u8>> = Vec::new();
         for (path, there) in self.names {
@@ -436,7 +442,12 @@ impl Listing {
         if record.has_names() || there.several || !same(record, &there.record) {
             return Ok(false);
         }
+        self.wanted.check()?;
         let node = top.node(path)?;
+        // The service runs: something else may be there by now, which must not be read.
+        if !Record::new(&node.statx()?).same(record) {
+            return Ok(false);
+        }
         if attributes(&node, record, &self.hash)? != there.attributes {
             return Ok(false);
         }
@@ -450,7 +461,7 @@ impl Listing {
             }
             Content::Whole(_) => Ok(false),
             Content::Blocks(blocks) => {
-                let reader = Reader::open(&node, record.size)?;
+                let reader = Reader::open(&node, record.size)?.while_wanted(&self.wanted);
                 writeback::write_back(reader.file())?;
                 let mut comparing =
                     Comparing { hash: Some(&self.hash), there: blocks, is_there: true, room: 0 };

@@ -30,6 +30,9 @@ const ENOUGH_NAMES: u64 = 1 << 16;
 /// What was brought in this time does not give way to a preparation.
 const SPARED: Duration = Duration::from_secs(600);
 
+/// How long a move waits until what gives way to it is removed.
+const REMOVING: Duration = Duration::from_secs(20);
+
 /// How long a move waits for the end of a preparation, which its source has ended.
 const ENDING: Duration = Duration::from_secs(20);
 
@@ -82,8 +85,12 @@ pub(crate) struct Taken {
 
 impl Taken {
     fn of(found: &Snapshot) -> Self {
-        let names = found.entries();
-        Self { bytes: found.bytes().saturating_add(names.saturating_mul(OF_A_NAME)), names }
+        Self { bytes: found.bytes(), names: found.entries() }.with_names()
+    }
+
+    /// With what names take beside their content.
+    fn with_names(self) -> Self {
+        Self { bytes: self.bytes.saturating_add(self.names.saturating_mul(OF_A_NAME)), ..self }
     }
 
     fn plus(self, more: Self) -> Self {
@@ -144,6 +151,8 @@ pub struct Kept {
     devices: bool,
     /// Whether a round has come to it of which nobody has measured how much.
     is_unmeasured: bool,
+    /// When the last round was measured.
+    since: Instant,
 }
 
 /// A directory that goes when this is dropped.
@@ -156,17 +165,24 @@ impl Drop for Directory {
     }
 }
 
-/// Removes a directory; what cannot be removed goes with the next start.
+/// Removes a directory in the background.
 fn discard(path: PathBuf) {
-    let remove = move || match fs::remove_dir_all(&path) {
+    if path.as_os_str().is_empty() {
+        return;
+    }
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(move || remove(&path))),
+        Err(_) => remove(&path),
+    }
+}
+
+/// Removes a directory; what cannot be removed goes with the next start.
+fn remove(path: &Path) {
+    match fs::remove_dir_all(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             tracing::error!(path = %path.display(), %error, "cannot remove files that were sent ahead; the next start of godwitd tries again");
         }
         _ => {}
-    };
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(remove)),
-        Err(_) => remove(),
     }
 }
 
@@ -241,7 +257,8 @@ impl KeptFiles {
         source: &str,
         path: &Path,
     ) -> Result<Option<u64>, String> {
-        if self.most == Some(0) {
+        // A full disk must not stay full for it.
+        if self.keeps_none() || self.is_full() {
             return Ok(None);
         }
         let told = |error: &(dyn std::error::Error + 'static)| crate::error_chain(error);
@@ -304,12 +321,17 @@ impl KeptFiles {
     }
 
     /// Gives up all that are not in use and for which this does not hold.
-    fn retain(&self, mut stays: impl FnMut(&Kept, Instant) -> bool) {
+    fn retain(&self, stays: impl FnMut(&Kept, Instant) -> bool) {
+        self.take_but(stays, drop);
+    }
+
+    /// Takes all from their places that are not in use and for which this does not hold.
+    fn take_but(&self, mut stays: impl FnMut(&Kept, Instant) -> bool, mut taken: impl FnMut(Kept)) {
         self.lock().retain(|_, entry| match entry.place.try_lock() {
             // Another one may be about to use it.
             Ok(mut kept) if Arc::strong_count(&entry.place) == 1 => {
                 if kept.as_ref().is_some_and(|kept| !stays(kept, entry.since)) {
-                    *kept = None;
+                    kept.take().into_iter().for_each(&mut taken);
                 }
                 kept.is_some()
             }
@@ -317,14 +339,40 @@ impl KeptFiles {
         });
     }
 
-    /// Gives up the files of others than this service: there is no room for what it needs.
-    pub(crate) fn give_up_but(&self, service: &str) {
-        self.retain(|kept, _| kept.id == service);
+    /// Gives up the files of others than this service: there is no room for what it needs. Returns when they are removed, or
+    /// that takes long.
+    pub(crate) async fn give_up_but(&self, service: &str) {
+        let mut given_up = Vec::new();
+        self.take_but(|kept, _| kept.id == service, |kept| given_up.push(kept));
+        let removing = tokio::task::spawn_blocking(move || {
+            given_up.iter_mut().for_each(|kept| remove(&std::mem::take(&mut kept.directory.0)));
+        });
+        if tokio::time::timeout(REMOVING, removing).await.is_err() {
+            tracing::warn!("files that give way to a service are still being removed");
+        }
+    }
+
+    /// Whether the operator wants none.
+    pub(crate) fn keeps_none(&self) -> bool {
+        self.most == Some(0)
     }
 
     /// The service is here, or will not come.
     pub fn forget(&self, service: &str) {
         self.retain(|kept, _| kept.id != service);
+    }
+
+    /// Whether little of the disk is free.
+    fn is_full(&self) -> bool {
+        match self.space() {
+            Ok(Space { free, all }) => {
+                free.bytes < (all.bytes / LOW).min(ENOUGH) || free.names < (all.names / LOW).min(ENOUGH_NAMES)
+            }
+            Err(error) => {
+                tracing::error!(state = %self.state.display(), %error, "cannot ask for the free bytes of the disk");
+                false
+            }
+        }
     }
 
     /// Whether there may be any.
@@ -334,15 +382,7 @@ impl KeptFiles {
 
     /// Gives up what is old, what has no use by the caller's word, and all of it when little of the disk is free.
     pub fn relieve(&self, mut is_of_use: impl FnMut(&Kept) -> bool) {
-        let is_full = match self.space() {
-            Ok(Space { free, all }) => {
-                free.bytes < (all.bytes / LOW).min(ENOUGH) || free.names < (all.names / LOW).min(ENOUGH_NAMES)
-            }
-            Err(error) => {
-                tracing::error!(state = %self.state.display(), %error, "cannot ask for the free bytes of the disk");
-                false
-            }
-        };
+        let is_full = self.is_full();
         let mut full = false;
         self.retain(|kept, since| {
             full |= is_full;
@@ -357,12 +397,14 @@ impl KeptFiles {
     /// brought in the time that is `spared`. How much may come; why there is no room, as a sentence.
     fn make_room(&self, own: &Key, wanted: Wanted, spared: Duration) -> Result<Room, String> {
         let mut places = self.lock();
-        // What is on its way to others has been promised, and is not on the disk yet.
+        // What is on its way to others has been promised. As much of it as is on the disk already counts twice.
         let disk = self.space().map_err(|error| self.unknown(&error))?;
         let mut freed = Taken::default();
+        // Nothing goes before it is certain that this suffices.
+        let mut gone: Vec<Key> = Vec::new();
         loop {
             let sum = |is_own: bool, of: fn(&Entry) -> Taken| {
-                let all = places.iter().filter(|(key, _)| (*key == own) == is_own);
+                let all = places.iter().filter(|(key, _)| (*key == own) == is_own && !gone.contains(key));
                 all.map(|(_, entry)| of(entry)).fold(Taken::default(), Taken::plus)
             };
             let (its, others) = (sum(true, |entry| entry.here), sum(false, |entry| entry.promised));
@@ -384,6 +426,8 @@ impl KeptFiles {
                     bytes: with_growth(wanted.taken.bytes, GROWTH, bytes),
                     names: with_growth(wanted.taken.names, NAMES_GROWTH, names),
                 };
+                // Their files are removed in the background.
+                places.retain(|key, _| !gone.contains(key));
                 if let Some(entry) = places.get_mut(own) {
                     let promised = Taken { bytes: room.bytes, names: room.names };
                     entry.promised = if wanted.is_present { wanted.taken } else { promised };
@@ -392,16 +436,19 @@ impl KeptFiles {
             }
             let old = places.iter().filter(|(key, entry)| {
                 *key != own
+                    && !gone.contains(key)
                     && entry.here.bytes > 0
                     && entry.since.elapsed() >= spared
                     && entry.place.try_lock().is_ok()
                     // Nobody is about to use it.
                     && Arc::strong_count(&entry.place) == 1
             });
-            let oldest = old.min_by_key(|(_, entry)| entry.since).map(|(key, _)| key.clone());
-            match oldest.and_then(|oldest| places.remove(&oldest)) {
-                // Its files are removed in the background.
-                Some(gone) => freed = freed.plus(gone.here),
+            let oldest = old.min_by_key(|(_, entry)| entry.since);
+            match oldest.map(|(key, entry)| (key.clone(), entry.here)) {
+                Some((key, here)) => {
+                    freed = freed.plus(here);
+                    gone.push(key);
+                }
                 None if bytes < wanted.taken.bytes => {
                     return Err(format!(
                         "it has room for {} MiB of files that are sent ahead (godwitd serve --retained-files), and {} MiB are needed",
@@ -493,7 +540,8 @@ impl Held {
     }
 
     /// Makes room for so much; how much may come. Why there is no room, as a sentence.
-    pub(crate) fn make_room(&mut self, taken: Taken) -> Result<Room, String> {
+    pub(crate) fn make_room(&mut self, announced: Taken) -> Result<Room, String> {
+        let taken = announced.with_names();
         self.all.make_room(&self.key, Wanted { taken, is_present: false }, SPARED)
     }
 
@@ -519,6 +567,7 @@ impl Held {
             taken: Taken::default(),
             devices,
             is_unmeasured: true,
+            since: Instant::now(),
         };
         if let Some(kept) = &mut self.kept {
             **kept = Some(of);
@@ -538,7 +587,7 @@ impl Held {
         let found = Snapshot::scan_at_most(&kept.directory.0, true, MOST_NAMES, MOST_PATH_BYTES);
         match found.map_err(|error| crate::error_chain(&error))? {
             None => Err(format!("it has more than {MOST_NAMES} names, which are not sent ahead")),
-            Some(found) if found.bytes() > most => {
+            Some(found) if Taken::of(&found).bytes > most => {
                 Err(format!("it has more than the {} MiB for which there is room", most >> 20))
             }
             Some(found) => {
@@ -551,6 +600,7 @@ impl Held {
     fn measured(&mut self, found: &Snapshot) {
         if let Some(kept) = self.kept.as_mut().and_then(|kept| kept.as_mut()) {
             (kept.bytes, kept.taken, kept.is_unmeasured) = (found.bytes(), Taken::of(found), false);
+            kept.since = Instant::now();
         }
     }
 
@@ -581,7 +631,8 @@ impl Drop for Held {
         match kept.as_ref() {
             Some(of) => {
                 let place = Arc::clone(OwnedMutexGuard::mutex(&kept));
-                places.insert(self.key.clone(), Entry::new(place, of.taken));
+                // Who only looked at them makes them no younger.
+                places.insert(self.key.clone(), Entry { since: of.since, ..Entry::new(place, of.taken) });
             }
             // The map's, and this one.
             None if Arc::strong_count(OwnedMutexGuard::mutex(&kept)) <= 2 => drop(places.remove(&self.key)),
@@ -609,200 +660,4 @@ impl Begun {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use tempfile::TempDir;
-
-    use super::*;
-    use crate::service::tests::service;
-
-    const MIB: u64 = 1 << 20;
-
-    fn kept(most: u64) -> (TempDir, Arc<KeptFiles>) {
-        let state = tempfile::tempdir().unwrap();
-        let kept = Arc::new(KeptFiles::new(state.path(), Some(most)));
-        (state, kept)
-    }
-
-    fn named(id: &str) -> Service {
-        Service { id: id.into(), ..service() }
-    }
-
-    /// Files of a service come, so many bytes.
-    async fn bring(all: &Arc<KeptFiles>, id: &str, bytes: u64) -> Result<u64, String> {
-        let mut held = all.hold(&named(id), "a").await.unwrap();
-        let room = held.make_room(Taken { bytes, names: 2 })?.bytes;
-        let begun = held.begin().unwrap();
-        fs::write(begun.path().join("file"), vec![7; usize::try_from(bytes).unwrap()]).unwrap();
-        held.keep(begun);
-        held.measure(room)
-    }
-
-    fn directories(state: &TempDir) -> usize {
-        fs::read_dir(state.path().join("prepared")).map_or(0, Iterator::count)
-    }
-
-    // Without a runtime in which it could be done later, what goes is gone at once.
-    fn now<T>(work: impl Future<Output = T>) -> T {
-        futures::executor::block_on(work)
-    }
-
-    fn token(all: &KeptFiles, id: &str) -> Vec<u8> {
-        all.token(&named(id), "a")
-    }
-
-    #[tokio::test]
-    async fn what_came_is_for_one_service_of_one_node_in_one_incarnation() {
-        let (state, all) = kept(100 * MIB);
-        assert_eq!(bring(&all, "one", MIB).await, Ok(MIB));
-        let first = token(&all, "one");
-        assert!(!first.is_empty() && token(&all, "two").is_empty());
-        assert!(all.token(&named("one"), "c").is_empty());
-        let later = Service { epoch: service().epoch + 1, ..named("one") };
-        assert!(all.token(&later, "a").is_empty());
-        let held = all.hold(&named("one"), "a").await.unwrap();
-        assert!(
-            held.token() == first && held.bytes() == MIB && token(&all, "one").is_empty(),
-            "it is in use"
-        );
-        drop(held);
-        // The next one has another token.
-        assert_eq!(bring(&all, "one", MIB).await, Ok(MIB));
-        assert_ne!(token(&all, "one"), first);
-        drop(all.hold(&later, "a").await.unwrap());
-        assert!(!all.has_any());
-        drop((state, all));
-    }
-
-    #[test]
-    fn there_is_as_much_as_there_is_room_for_and_what_is_new_is_spared() {
-        // Names take room, too.
-        let (state, all) = kept(10 * MIB + 16 * OF_A_NAME);
-        assert_eq!(now(bring(&all, "one", 4 * MIB)), Ok(4 * MIB));
-        assert_eq!(now(bring(&all, "two", 4 * MIB)), Ok(4 * MIB));
-        let refused = now(bring(&all, "three", 4 * MIB)).unwrap_err();
-        assert!(refused.contains("room for 2 MiB") && refused.contains("4 MiB are needed"), "{refused}");
-        assert_eq!((all.bytes(), directories(&state)), (8 * MIB, 2));
-        // Its own files give way, and old ones of others.
-        assert_eq!(now(bring(&all, "one", 6 * MIB)), Ok(6 * MIB));
-        let three = now(all.hold(&named("three"), "a")).unwrap();
-        let wanted = Wanted { taken: Taken { bytes: 4 * MIB, names: 2 }, is_present: false };
-        let room = all.make_room(&("a".into(), "three".into()), wanted, Duration::ZERO).unwrap();
-        assert!((4 * MIB..5 * MIB).contains(&room.bytes), "the oldest has gone: {room:?}");
-        assert!(token(&all, "two").is_empty() && !token(&all, "one").is_empty());
-        drop(three);
-        assert_eq!(directories(&state), 1);
-    }
-
-    #[test]
-    fn what_is_promised_to_several_at_once_is_there_once() {
-        let (_state, all) = kept(u64::MAX);
-        let free = all.space().unwrap().free;
-        let part = Taken { bytes: free.bytes / 5 * 3, names: 2 };
-        let mut one = now(all.hold(&named("one"), "a")).unwrap();
-        let room = one.make_room(part).unwrap();
-        assert!(room.bytes >= part.bytes && room.bytes <= free.bytes / 10 * 9, "{room:?} of {free:?}");
-        // Nothing of it has come, and most of the disk is free still.
-        let mut two = now(all.hold(&named("two"), "a")).unwrap();
-        let refused = two.make_room(part).unwrap_err();
-        assert!(refused.contains("it has room for"), "{refused}");
-        // A small one is not refused for what the first may still grow by.
-        assert!(two.make_room(Taken { bytes: free.bytes / 100, names: 2 }).is_ok());
-        drop(one);
-        assert!(two.make_room(part).is_ok());
-    }
-
-    #[test]
-    fn names_take_inodes_which_are_counted_as_bytes_are() {
-        let (_state, all) = kept(u64::MAX);
-        let Taken { names, .. } = all.space().unwrap().free;
-        if names == u64::MAX {
-            println!("this filesystem has as many inodes as it needs");
-            return;
-        }
-        let part = Taken { bytes: MIB, names: names / 5 * 3 };
-        let mut one = now(all.hold(&named("one"), "a")).unwrap();
-        assert!((part.names..names).contains(&one.make_room(part).unwrap().names));
-        let mut two = now(all.hold(&named("two"), "a")).unwrap();
-        let refused = two.make_room(part).unwrap_err();
-        assert!(refused.contains("inodes") && refused.contains(&part.names.to_string()), "{refused}");
-    }
-
-    #[test]
-    fn files_of_a_service_that_is_not_here_are_taken_as_they_are() {
-        let (state, all) = kept(100 * MIB);
-        let place = state.path().join("services/redis/upper");
-        let files = |bytes: usize| {
-            fs::create_dir_all(place.join("deep")).unwrap();
-            fs::write(place.join("deep/file"), vec![7; bytes]).unwrap();
-        };
-        files(1 << 20);
-        assert_eq!(all.take(&named("one"), "a", &place), Ok(Some(MIB)));
-        let first = token(&all, "one");
-        assert!(!place.exists() && !first.is_empty() && all.bytes() == MIB);
-        assert_eq!(all.taken(), (1, MIB + 3 * OF_A_NAME));
-        // What is there already is not lost to what comes later, nor is nothing something.
-        files(1);
-        assert_eq!(all.take(&named("one"), "a", &place), Ok(None));
-        assert!(place.exists() && token(&all, "one") == first);
-        fs::remove_dir_all(&place).unwrap();
-        fs::create_dir(&place).unwrap();
-        assert_eq!(all.take(&named("two"), "a", &place), Ok(None));
-        assert!(token(&all, "two").is_empty());
-        // There is no room, or the operator wants none.
-        files(100 << 20);
-        assert!(all.take(&named("two"), "a", &place).unwrap_err().contains("it has room for 98 MiB"));
-        let none = Arc::new(KeptFiles::new(state.path(), Some(0)));
-        assert_eq!(none.take(&named("two"), "a", &place), Ok(None));
-        assert!(place.join("deep/file").exists() && directories(&state) == 1);
-    }
-
-    #[test]
-    fn more_than_there_is_room_for_does_not_stay() {
-        let (state, all) = kept(100 * MIB);
-        let mut held = now(all.hold(&named("one"), "a")).unwrap();
-        held.make_room(Taken { bytes: MIB, names: 2 }).unwrap();
-        let begun = held.begin().unwrap();
-        fs::write(begun.path().join("file"), vec![7; 1 << 20]).unwrap();
-        held.keep(begun);
-        assert!(held.measure(MIB - 1).unwrap_err().contains("more than the 0 MiB"));
-        held.drop_it();
-        drop(held);
-        assert!(!all.has_any() && directories(&state) == 0);
-        // Nor does what was not whole.
-        let mut held = now(all.hold(&named("one"), "a")).unwrap();
-        drop(held.begin().unwrap());
-        assert_eq!(directories(&state), 0);
-    }
-
-    #[test]
-    fn it_takes_the_place_of_an_empty_directory_only() {
-        let (state, all) = kept(100 * MIB);
-        now(bring(&all, "one", MIB)).unwrap();
-        let place = state.path().join("place");
-        fs::create_dir_all(place.join("something")).unwrap();
-        assert!(now(all.hold(&named("one"), "a")).unwrap().put_in(&place).is_err());
-        assert!(place.join("something").exists() && directories(&state) == 0);
-        now(bring(&all, "one", MIB)).unwrap();
-        fs::remove_dir(place.join("something")).unwrap();
-        now(all.hold(&named("one"), "a")).unwrap().put_in(&place).unwrap();
-        assert_eq!(fs::metadata(place.join("file")).unwrap().len(), MIB);
-        assert!(directories(&state) == 0 && !all.has_any());
-    }
-
-    #[test]
-    fn what_is_of_no_use_goes_and_what_an_earlier_life_left() {
-        let (state, all) = kept(100 * MIB);
-        now(bring(&all, "one", MIB)).unwrap();
-        now(bring(&all, "two", MIB)).unwrap();
-        all.relieve(|kept| kept.id == "two");
-        assert!(token(&all, "one").is_empty() && !token(&all, "two").is_empty());
-        assert_eq!(directories(&state), 1);
-        all.give_up_but("two");
-        assert_eq!(directories(&state), 1);
-        all.forget("two");
-        assert_eq!(directories(&state), 0);
-        fs::create_dir_all(state.path().join("prepared/left/deep")).unwrap();
-        all.clear_left().unwrap();
-        assert_eq!(directories(&state), 0);
-    }
-}
+mod tests;

@@ -297,7 +297,7 @@ pub(super) async fn admit(
     let of_it = files.as_ref().map_or(0, Held::bytes);
     let more = announced::disk_bytes(&missing, open.tree_bytes).saturating_sub(of_it);
     if more > local.store.available_bytes()? {
-        local.kept_files.give_up_but(&service.id);
+        local.kept_files.give_up_but(&service.id).await;
     }
     let new = Beginning {
         id: &open.migration,
@@ -393,6 +393,7 @@ fn answer(
         takes_files: true,
         no_files: String::new(),
         files: Bytes::new(),
+        tells_files: true,
         engine_layers: Vec::new(),
     }
 }

@@ -97,7 +97,7 @@ async fn receive(
     let Asked { service, id, missing, registry, .. } = asked;
     receive_layers(local, link, service, missing, registry.as_ref()).await?;
     // An older source sends none.
-    let first = first_of_tree(link, files.as_ref().map(|(held, _)| held)).await?;
+    let first = first_of_tree(link, files.as_mut().map(|(held, _)| held)).await?;
     let next = match (first, files.take()) {
         (begin @ (Message::TreeBegin | Message::TreeOnto), Some((held, most))) => {
             let (held, bytes) = receive_files(link, asked, begin, (held, most)).await?;
@@ -147,6 +147,9 @@ async fn place_for_files(
     let node = &local.node;
     if service.kept.is_some() {
         return Err("its engine keeps its files".into());
+    }
+    if local.kept_files.keeps_none() {
+        return Err(format!("node {node} keeps no files (godwitd serve --retained-files 0)"));
     }
     let held = local.kept_files.hold(service, source).await;
     let mut held =

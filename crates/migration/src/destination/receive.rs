@@ -98,24 +98,29 @@ async fn restore_and_tell(
 /// What the source sends before the first round, if not that: where it asks for them, it is told which files are here.
 pub(super) async fn first_of_tree(
     link: &mut Link,
-    files: Option<&Held>,
+    files: Option<&mut Held>,
 ) -> Result<Message, DestinationError> {
-    let asked = match (link.receive().await?, files.and_then(Held::path)) {
-        (Message::TellFiles, Some(path)) => path.to_owned(),
-        (other, _) => return Ok(other),
-    };
+    let first = link.receive().await?;
+    let Some(files) = files.filter(|_| matches!(first, Message::TellFiles)) else { return Ok(first) };
+    let Some(asked) = files.path().map(Path::to_owned) else { return Ok(first) };
     let (sender, node) = (link.sender(), link.node().to_owned());
     let telling = tokio::task::spawn_blocking(move || {
         let key = PageKey::random();
         let send = |message| sender.blocking_send(message).map_err(|_| LinkError::Closed(node.clone()));
         send(Message::FilesHere(FilesHere { key: key.bytes().to_vec().into() }))?;
         let hash = tree::BlockHash::new(move |block| key.hash_block(block));
-        tree::list(&asked, &hash, (MOST_NAMES, MOST_PATH_BYTES), &mut |listed: tree::Listed| {
+        let (most, reader) = ((MOST_NAMES, MOST_PATH_BYTES), sender.clone());
+        let wanted = tree::Wanted::new(move || !reader.is_closed());
+        tree::list(&asked, (&hash, &wanted), most, &mut |listed: tree::Listed| {
             send(Message::FileHere(listed.encode().into()))
         })?;
         Ok::<_, DestinationError>(send(Message::FilesHereEnd)?)
     });
-    telling.await??;
+    if let Err(error) = telling.await? {
+        // What cannot be read now is not in the way of the next try.
+        files.drop_it();
+        return Err(error);
+    }
     Ok(link.receive().await?)
 }
 
@@ -124,9 +129,9 @@ async fn receive_tree(
     link: &mut Link,
     upper: &Path,
     limits: tree::Limits,
-    files: Option<Held>,
+    mut files: Option<Held>,
 ) -> Result<(), DestinationError> {
-    match (first_of_tree(link, files.as_ref()).await?, files) {
+    match (first_of_tree(link, files.as_mut()).await?, files) {
         (Message::TreeBegin, files) => {
             if let Some(mut files) = files {
                 files.drop_it();

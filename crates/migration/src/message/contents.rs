@@ -216,6 +216,9 @@ pub struct Accepted {
     /// there are none. A source that does not know of it may send [`Message::TellFiles`](super::Message::TellFiles).
     #[prost(bytes = "bytes", tag = "62")]
     pub files: Bytes,
+    /// Whether it tells which files are there.
+    #[prost(bool, tag = "64")]
+    pub tells_files: bool,
 }
 
 /// The round of files that are sent ahead is applied.

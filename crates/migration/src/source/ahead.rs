@@ -1,7 +1,7 @@
 //! Changed files and volumes on their way ahead of a move, and what of them a move need not send.
 
 use bytes::Bytes;
-use godwit_engine::tree::{BlockHash, Item, Listed, Listing, Round, TreeSender};
+use godwit_engine::tree::{BlockHash, Item, Listed, Listing, Round, TreeSender, Wanted};
 
 use super::files::{hand, send_items, send_round};
 use super::pace::Pacer;
@@ -141,7 +141,7 @@ impl Source {
         link: &mut Link,
         accepted: &Accepted,
     ) -> Result<Option<Listing>, SourceError> {
-        if accepted.files.is_empty() {
+        if accepted.files.is_empty() || !accepted.tells_files {
             return Ok(None);
         }
         let wrong =
@@ -154,7 +154,9 @@ impl Source {
             other => return Err(link.unexpected(&other, "FilesHere").into()),
         };
         let hash = BlockHash::new(move |block| key.hash_block(block));
-        let mut listing = Listing::new(hash, (MOST_NAMES, MOST_PATH_BYTES));
+        let wanted = self.jobs.wanted();
+        let wanted = Wanted::new(move || wanted.is());
+        let mut listing = Listing::new(hash, wanted, (MOST_NAMES, MOST_PATH_BYTES));
         loop {
             match link.receive().await? {
                 Message::FileHere(listed) => {
@@ -186,8 +188,10 @@ impl Source {
         let Some(there) = self.learn_files(link, accepted).await? else {
             return send_round(link, tree, first).await;
         };
-        report.retained_file_bytes = there.bytes();
+        let all = first.changes.bytes();
         let (tree, round) = self.find_onto(tree, there).await?;
+        // By this node's own count, whatever the other one says.
+        report.retained_file_bytes = all.saturating_sub(round.bytes);
         link.send(Message::TreeOnto).await?;
         send_items(link, tree, round).await
     }

@@ -29,12 +29,17 @@ impl Wanted {
 }
 
 impl Jobs {
+    /// Whether any work is still wanted.
+    pub(super) fn wanted(&self) -> Wanted {
+        Wanted(Arc::clone(&self.ending))
+    }
+
     /// Works on a thread of its own, and returns what comes of it.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(Wanted) -> T + Send + 'static,
     ) -> Result<T, JoinError> {
-        let wanted = Wanted(Arc::clone(&self.ending));
+        let wanted = self.wanted();
         self.running.spawn_blocking(move || work(wanted)).await
     }
 

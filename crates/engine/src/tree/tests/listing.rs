@@ -9,9 +9,13 @@ const MOST: (u64, u64) = (1 << 16, 1 << 24);
 /// Large enough to be sent by blocks.
 const LARGE: usize = 3 * MAX_DATA;
 
+fn always() -> Wanted {
+    Wanted::new(|| true)
+}
+
 fn listing(root: &Path) -> Listing {
-    let mut listing = Listing::new(BlockHash::new(hash), MOST);
-    list(root, &BlockHash::new(hash), MOST, &mut |listed: Listed| {
+    let mut listing = Listing::new(BlockHash::new(hash), always(), MOST);
+    list(root, (&BlockHash::new(hash), &always()), MOST, &mut |listed: Listed| {
         listing.add(Listed::decode(&listed.encode()).unwrap()).map_err(str::to_owned)
     })
     .unwrap();
@@ -171,19 +175,45 @@ fn what_is_in_no_part_goes() {
     assert_eq!(names, ["data", "diff", "volumes"]);
 }
 
+/// A pipe that comes to be where a file was keeps nobody waiting, and what is not wanted any more is not read.
+#[test]
+fn what_takes_the_place_of_a_file_is_not_read() {
+    let pair = Pair::new();
+    begin(&pair.source);
+    begin(&pair.copy);
+    let there = listing(&pair.copy);
+    let found = Snapshot::scan(&pair.source).unwrap();
+    for name in ["some/small", "other"] {
+        fs::remove_file(pair.source.join(name)).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, pair.source.join(name), rustix::fs::Mode::RUSR).unwrap();
+    }
+    let changes = there.changes_to(&found, &pair.source).unwrap();
+    assert!(changes.entries() >= 2, "{changes:?}");
+
+    let mut unwanted = Listing::new(BlockHash::new(hash), Wanted::new(|| false), MOST);
+    let hashed = (BlockHash::new(hash), Wanted::new(|| false));
+    let nothing = list(&pair.copy, (&hashed.0, &hashed.1), MOST, &mut |_: Listed| Ok::<_, String>(()));
+    assert!(nothing.unwrap_err().to_string().contains("read"));
+    list(&pair.copy, (&hashed.0, &always()), MOST, &mut |listed: Listed| {
+        unwanted.add(listed).map_err(str::to_owned)
+    })
+    .unwrap();
+    assert!(unwanted.changes_to(&Snapshot::scan(&pair.copy).unwrap(), &pair.copy).is_err());
+}
+
 #[test]
 fn a_receiver_that_tells_nonsense_is_refused() {
     let scratch = scratch();
     fs::write(scratch.path().join("large"), content(1, LARGE)).unwrap();
     fs::write(scratch.path().join("small"), "small").unwrap();
     let mut all = Vec::new();
-    list(scratch.path(), &BlockHash::new(hash), MOST, &mut |listed: Listed| {
+    list(scratch.path(), (&BlockHash::new(hash), &always()), MOST, &mut |listed: Listed| {
         all.push(listed);
         Ok::<_, String>(())
     })
     .unwrap();
     let refused = |all: &[Listed]| {
-        let mut listing = Listing::new(BlockHash::new(hash), (4, 1 << 10));
+        let mut listing = Listing::new(BlockHash::new(hash), always(), (4, 1 << 10));
         all.iter().cloned().find_map(|listed| listing.add(listed).err())
     };
     assert_eq!(refused(&all), None);
@@ -207,7 +237,9 @@ fn a_receiver_that_tells_nonsense_is_refused() {
     assert!(with(&|name| name.kind = 8).is_some() && with(&|name| name.kind = 99).is_some());
     assert!(with(&|name| name.attributes.truncate(3)).is_some());
     assert!(with(&|name| name.content = vec![0; 16]).is_some());
-    assert!(with(&|name| name.size = 5).is_some(), "blocks beyond its end");
+    for size in [5, u64::MAX, 1 << 63] {
+        assert!(with(&|name| name.size = size).is_some(), "blocks beyond its end, or of no file: {size}");
+    }
     let mut pieces: Vec<_> =
         all.iter().filter(|listed| matches!(listed, Listed::Piece(_))).cloned().collect();
     assert!(pieces.len() == 3 && refused(&pieces).is_some(), "of no file");
@@ -234,7 +266,7 @@ proptest! {
         fs::write(scratch.path().join("large"), content(1, LARGE)).unwrap();
         fs::write(scratch.path().join("small"), "small").unwrap();
         let (mut all, mut starts) = (Vec::new(), Vec::new());
-        list(scratch.path(), &BlockHash::new(hash), MOST, &mut |listed: Listed| {
+        list(scratch.path(), (&BlockHash::new(hash), &always()), MOST, &mut |listed: Listed| {
             starts.push(all.len());
             all.extend(listed.encode());
             Ok::<_, String>(())
@@ -245,7 +277,7 @@ proptest! {
             all[at] ^= flip;
         }
         starts.push(all.len());
-        let mut listing = Listing::new(BlockHash::new(hash), MOST);
+        let mut listing = Listing::new(BlockHash::new(hash), always(), MOST);
         for range in starts.windows(2) {
             let Ok(listed) = Listed::decode(&all[range[0]..range[1]]) else { return Ok(()) };
             if listing.add(listed).is_err() {
