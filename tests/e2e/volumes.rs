@@ -57,6 +57,14 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
     refused(&bed, "b", &["volume", "create", "store"], &["service one on node a has volume store"]);
     refused(&bed, "a", &["volume", "rm", "store"], &["service one has volume store"]);
 
+    // There is no other of its name that it could have elsewhere.
+    let skip = ["migrate", "one", "--to", "b", "--mount", "/var/store=skip"];
+    refused(
+        &bed,
+        "a",
+        &skip,
+        &["volume store at /var/store is godwit's own", "-v /PATH:/var/store:move=skip"],
+    );
     bed.migrate("one", "a", "b");
     wait_for("the volume to be gone", || volumes(&bed, "a").is_empty().then_some(()));
     assert_eq!(volumes(&bed, "b"), named("store", "one"));
@@ -224,7 +232,7 @@ fn what_becomes_of_a_bind_mount_is_said_and_shared_storage_is_tried() {
     };
     assert_eq!(move_it("a", "b", "=all").code, 2);
     let said = move_it("a", "b", "ed=skip");
-    assert!(said.code == 1 && said.stderr.contains("no bind mount at /bounded"), "{said:?}");
+    assert!(said.code == 1 && said.stderr.contains("no bind mount and no volume at /bounded"), "{said:?}");
     // Nodes of a lab share their files: it is what it is said to be, and nothing is left of the trial.
     let said = move_it("a", "b", "=shared");
     assert_eq!(said.code, 0, "{said:?}");

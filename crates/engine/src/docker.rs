@@ -29,12 +29,13 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes, RestoreRequest,
+    VolumePlace, io_error,
 };
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::{Processes, process};
 use crate::runc::path_variable;
 use api::{Api, ApiError, encoded, filtered};
@@ -205,6 +206,14 @@ pub fn with_volumes(definition: &Value, volumes: &[(VolumeName, PathBuf)]) -> st
     Ok(Definition::told(definition)?.with_volumes(volumes).value())
 }
 
+/// The volumes of a definition, as mounts of which nothing has been said.
+///
+/// # Errors
+/// It is not understood.
+pub fn volumes(definition: &Value) -> std::io::Result<Vec<Mount>> {
+    Ok(Definition::told(definition)?.volume_mounts())
+}
+
 #[async_trait]
 impl Keeps for Docker {
     fn care(&self) -> &Care {
@@ -227,9 +236,9 @@ impl Keeps for Docker {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
-        _: Option<&Path>,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError> {
-        self.find(name, container, leaves_networks).await
+        self.find(name, container, leaves_networks, beside).await
     }
 
     async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError> {
@@ -282,7 +291,7 @@ impl Keeps for Docker {
             found.push(format!("Docker has a container {name} there already; `docker rm` removes it"));
         }
         for (volume, _) in definition.volumes_and_targets() {
-            if self.volume(&config.name, &volume).await?.is_some() {
+            if config.stays(&volume).is_none() && self.volume(&config.name, &volume).await?.is_some() {
                 found.push(format!(
                     "Docker has a volume {volume} there already; `docker volume rm` removes it"
                 ));
@@ -305,6 +314,27 @@ impl Keeps for Docker {
         Ok(self.inspect(name, id).await?.map(|inspected| inspected.look()))
     }
 
+    async fn against_volumes(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        self.volume_objections(name, volumes, users).await
+    }
+
+    async fn place_of_volume(
+        &self,
+        name: &ServiceName,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        let place = |found: InspectedVolume| VolumePlace {
+            mounted_in_use: found.options.is_some_and(|options| !options.is_empty()),
+            path: found.mountpoint,
+        };
+        Ok(self.volume(name, volume).await?.map(place))
+    }
+
     async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError> {
         let inspected = self.inspect(name, id).await?.ok_or_else(|| EngineError::NotFound(name.clone()))?;
         Ok(inspected.volumes())
@@ -317,6 +347,13 @@ impl Keeps for Docker {
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes_and_targets() {
+            if let Some(on_move) = config.stays(&volume) {
+                match (self.volume(&config.name, &volume).await?, on_move) {
+                    (Some(_), _) => continue,
+                    (None, OnMove::Skip) => {}
+                    (None, _) => return Err(self.care.no_volume(config, &volume)),
+                }
+            }
             let made = json!({ "Name": volume, "Labels": { ARRIVAL_LABEL: token } });
             self.about(config, "make a volume of", "/volumes/create", Some(&made), SHORT).await?;
             // Docker says the same of one that somebody has.

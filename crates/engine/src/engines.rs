@@ -10,8 +10,8 @@ use godwit_names::VolumeName;
 use tokio::sync::mpsc;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, Kept,
-    OutputPipes, RestoreRequest, Tmpfs, Usage,
+    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, Kept, Mount,
+    OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace,
 };
 use crate::docker::{self, Docker};
 use crate::exec::{ExecIo, ExecRequest};
@@ -62,6 +62,17 @@ impl Engines {
         Ok(Kept { definition, ..kept.clone() })
     }
 
+    /// The volumes that an engine of others has for a container: the name and the place of each, and whether writes are refused.
+    ///
+    /// # Errors
+    /// Its definition is not understood.
+    pub fn volumes(kept: &Kept) -> io::Result<Vec<Mount>> {
+        match kept.keeper {
+            Keeper::Podman => podman::volumes(&kept.definition),
+            Keeper::Docker => docker::volumes(&kept.definition),
+        }
+    }
+
     /// How an engine of others makes containers for godwit.
     #[must_use]
     pub fn makes(&self, keeper: Keeper) -> &dyn Makes {
@@ -76,6 +87,22 @@ impl Engines {
 impl Engine for Engines {
     async fn objections(&self, config: &ContainerConfig) -> Vec<String> {
         self.of(config).objections(config).await
+    }
+
+    async fn volume_place(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        self.of(config).volume_place(config, volume).await
+    }
+
+    async fn against_taking(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+    ) -> Result<Vec<String>, EngineError> {
+        self.of(config).against_taking(config, volume).await
     }
 
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {

@@ -43,7 +43,7 @@ pub use confinement::{Confinement, Ulimit, User};
 pub use container::{
     BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, DefinedTmpfs,
     DumpTarget, Engine, EngineError, Keeper, Kept, Mount, MountKind, OnMove, OutputPipes, RestoreRequest,
-    Tmpfs, Usage,
+    Tmpfs, Usage, VolumePlace,
 };
 pub use engines::Engines;
 pub use exec::{ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize};

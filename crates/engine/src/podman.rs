@@ -15,7 +15,7 @@ mod settings;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,12 +25,13 @@ use godwit_names::{ServiceName, VolumeName};
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes, RestoreRequest,
+    VolumePlace, io_error,
 };
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::Processes;
 use crate::runc::path_variable;
 use command::{Call, Storage, failed};
@@ -123,6 +124,14 @@ pub fn with_volumes(
     Ok(Definition::told(definition)?.of_no_node().with_volumes(volumes).value())
 }
 
+/// The volumes of a definition, as mounts of which nothing has been said.
+///
+/// # Errors
+/// It is not understood.
+pub fn volumes(definition: &serde_json::Value) -> io::Result<Vec<Mount>> {
+    Ok(Definition::told(definition)?.volume_mounts())
+}
+
 #[async_trait]
 impl Keeps for Podman {
     fn care(&self) -> &Care {
@@ -146,9 +155,9 @@ impl Keeps for Podman {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
-        namespace: Option<&Path>,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError> {
-        self.find(name, container, leaves_networks, namespace).await
+        self.find(name, container, leaves_networks, beside).await
     }
 
     async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError> {
@@ -200,10 +209,18 @@ impl Keeps for Podman {
         }
         let storage = self.storage(&config.name).await?;
         for (volume, _) in definition.volumes().unwrap_or_default() {
-            if self.has_volume(&config.name, volume).await? {
-                found.push(format!(
+            let place = self.place_of_volume(&config.name, volume).await?;
+            match (config.stays(volume), place) {
+                (None, Some(_)) => found.push(format!(
                     "Podman has a volume {volume} there already; `podman volume rm` removes it"
-                ));
+                )),
+                (Some(_), Some(VolumePlace { path: place, .. })) if place != storage.place_of(volume) => {
+                    found.push(format!(
+                        "Podman has its volume {volume} outside of its storage there, in {}",
+                        place.display()
+                    ))
+                }
+                _ => {}
             }
             if !storage.volumes.starts_with(&storage.root) {
                 found.push(format!(
@@ -217,6 +234,33 @@ impl Keeps for Podman {
 
     async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError> {
         Ok(self.inspect(name, id).await?.map(|inspected| inspected.look()))
+    }
+
+    async fn against_volumes(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        let root = self.storage(name).await?.root.clone();
+        let volumes: Vec<_> = volumes.iter().map(String::as_str).collect();
+        self.volume_objections(name, &volumes, &root, users).await
+    }
+
+    async fn place_of_volume(
+        &self,
+        name: &ServiceName,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        if !self.has_volume(name, volume).await? {
+            return Ok(None);
+        }
+        let found = self.volumes(name, &[volume]).await?.into_iter().next();
+        let place = |found: command::InspectedVolume| VolumePlace {
+            mounted_in_use: !found.options.is_empty(),
+            path: found.mountpoint,
+        };
+        Ok(found.map(place))
     }
 
     async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError> {
@@ -237,6 +281,13 @@ impl Keeps for Podman {
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes().unwrap_or_default() {
+            if let Some(on_move) = config.stays(volume) {
+                match (self.has_volume(&config.name, volume).await?, on_move) {
+                    (true, _) => continue,
+                    (false, OnMove::Skip) => {}
+                    (false, _) => return Err(self.care.no_volume(config, volume)),
+                }
+            }
             let label = format!("{ARRIVAL_LABEL}={token}");
             let words = ["volume", "create", "--label", &label, "--", volume].map(OsStr::new).to_vec();
             let call = Call { name: &config.name, action: "make a volume of", words, settings: None };

@@ -60,6 +60,25 @@ impl Binds {
     }
 }
 
+impl Binds {
+    /// The same for a volume that an engine of this node has, which a service that comes is to have as it is.
+    #[must_use]
+    pub fn foreign_volume_objection(
+        &self,
+        (engine, volume): (&str, &str),
+        place: &Path,
+        here: &str,
+    ) -> Option<String> {
+        if self.allowed.iter().any(|allowed| is_below(allowed, place)) {
+            return self.objection(place);
+        }
+        let place = place.display();
+        Some(format!(
+            "the volume {volume} that {engine} has there is not one that node {here} allows for services from other nodes; start godwitd there with --allow-bind {place}, or remove the volume"
+        ))
+    }
+}
+
 /// Whether a path leads to something below a directory without a link.
 fn is_below(directory: &Path, path: &Path) -> bool {
     let Ok(beneath) = path.strip_prefix(directory) else { return false };
@@ -100,6 +119,21 @@ mod tests {
             assert!(binds.foreign_objection(&at(bad), "b").is_some(), "{bad}");
         }
         assert!(Binds::default().foreign_objection(&at("shared"), "b").is_some(), "none is the default");
+    }
+
+    #[test]
+    fn a_volume_that_an_engine_has_here_is_given_to_a_service_from_elsewhere_only_where_that_is_allowed() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("volumes/data/_data");
+        std::fs::create_dir_all(&place).unwrap();
+        let of = |binds: &Binds| binds.foreign_volume_objection(("Docker", "data"), &place, "b");
+        let why = of(&Binds::default()).unwrap();
+        for words in ["volume data that Docker has", &format!("--allow-bind {}", place.display())] {
+            assert!(why.contains(words), "{words}: {why}");
+        }
+        assert_eq!(of(&Binds { allowed: vec![place.clone()], own: Vec::new() }), None);
+        let own = Binds { allowed: vec!["/".into()], own: vec![directory.path().into()] };
+        assert!(of(&own).unwrap().contains("godwit's own"));
     }
 
     #[test]

@@ -244,6 +244,16 @@ impl Definition {
         self.binds.iter().map(Bound::mount).collect()
     }
 
+    /// Its volumes, as mounts of which nothing has been said.
+    pub(super) fn volume_mounts(&self) -> Vec<Mount> {
+        let mount = |volume: &MountedVolume| Mount {
+            kind: MountKind::EngineVolume { name: volume.name.clone(), on_move: OnMove::Unsaid },
+            target: volume.target.clone().into(),
+            read_only: volume.read_only,
+        };
+        self.volumes.iter().map(mount).collect()
+    }
+
     /// What speaks against making it on another node. It has that of it which its service has, and nothing else.
     pub(super) fn objections(&self, of_service: &[Mount]) -> Vec<String> {
         let host = &self.host;
@@ -263,7 +273,7 @@ impl Definition {
                 found.push(format!("its volume {} is mounted twice", volume.name));
             }
         }
-        found.extend(bound::objections(&self.mounts(), of_service));
+        found.extend(bound::objections(&self.mounts(), &self.volumes_and_targets(), of_service));
         if let Some(Bound { target, .. }) = self.binds.iter().find(|bound| !is_target(&bound.target)) {
             found.push(format!("it has a mount on {target:?}"));
         }

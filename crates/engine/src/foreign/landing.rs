@@ -181,8 +181,11 @@ impl Prepared {
         if let Some(objection) = overlay_objection(&mounts, &root.overlay.target) {
             return Err(request.refused(objection));
         }
-        let targets = volumes.iter().map(|(_, target)| target.into()).collect();
-        let volumes = volumes_in(&bundle, volumes);
+        // Others are here, and are what the container has here.
+        let coming = volumes.iter().filter(|(name, _)| request.config.stays(name).is_none());
+        let coming: Vec<_> = coming.cloned().collect();
+        let targets = coming.iter().map(|(_, target)| target.into()).collect();
+        let volumes = volumes_in(&bundle, &coming);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
         if !cgroup.contains(&id) {

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::binds;
-use crate::container::Mount;
+use crate::container::{Mount, MountKind, OnMove};
 use crate::foreign::{ARRIVAL_LABEL, MASKED, Port, READ_ONLY, bound, is_target, is_volume};
 
 /// Largest document taken, bytes; they have some tens of thousands.
@@ -310,7 +310,7 @@ impl Definition {
             found.push(format!("its volume {name} is mounted twice"));
         }
         self.examine_spec(&mut found);
-        found.extend(bound::objections(&self.binds(), of_service));
+        found.extend(bound::objections(&self.binds(), &self.volumes_and_targets(), of_service));
         found
     }
 
@@ -325,6 +325,17 @@ impl Definition {
                 (is_volume(name) && is_target(target) && known).then_some((name, target))
             })
             .collect()
+    }
+
+    /// The same as mounts of which nothing has been said.
+    pub(super) fn volume_mounts(&self) -> Vec<Mount> {
+        let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
+        let mounts = volumes.zip(self.volumes().unwrap_or_default()).map(|(volume, (name, target))| Mount {
+            kind: MountKind::EngineVolume { name: name.to_owned(), on_move: OnMove::Unsaid },
+            target: target.into(),
+            read_only: volume["options"].as_array().into_iter().flatten().any(|option| option == "ro"),
+        });
+        mounts.collect()
     }
 
     /// The same, of a container without objections.

@@ -171,7 +171,7 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
     });
     let mut own: Vec<_> = config.mounts.iter().chain(provided).collect();
     own.sort_by_key(|mount| mount.target.components().count());
-    mounts.extend(own.into_iter().map(|own| {
+    mounts.extend(own.into_iter().filter_map(|own| {
         let access = if own.read_only { "ro" } else { "rw" };
         let bind = |source: &Path| {
             json!({
@@ -181,9 +181,11 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
                 "options": ["bind", "rprivate", access],
             })
         };
-        match &own.kind {
+        Some(match &own.kind {
             MountKind::Bind { source, .. } => bind(source),
             MountKind::Volume { name } => bind(&config.volume(name)),
+            // Of a container that this runtime does not have.
+            MountKind::EngineVolume { .. } => return None,
             MountKind::Tmpfs { size_bytes } => {
                 let mut options =
                     vec!["nosuid".to_owned(), "nodev".into(), "mode=1777".into(), access.into()];
@@ -192,7 +194,7 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
                 }
                 json!({ "destination": own.target, "type": "tmpfs", "source": "tmpfs", "options": options })
             }
-        }
+        })
     }));
     mounts
 }

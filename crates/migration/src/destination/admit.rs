@@ -1,6 +1,6 @@
 //! Whether a service is admitted: every reason against it at once, before anything comes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
-use godwit_engine::{OnMove, OutputPipes};
+use godwit_engine::{Mount, OnMove, OutputPipes, VolumePlace};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
@@ -62,8 +62,27 @@ pub(super) struct Examined {
     engine_layers: Vec<String>,
     /// None where there is a reason against it.
     place: Option<Place>,
+    /// Volumes to try when their engine has mounted them.
+    to_try: Vec<ToTry>,
     /// No layer is removed meanwhile.
     hold: Hold,
+}
+
+/// A volume of this node's engine that is to show the storage which the one of the source shows.
+pub(super) struct ToTry {
+    title: &'static str,
+    name: String,
+    path: PathBuf,
+    from: String,
+}
+
+impl ToTry {
+    /// Why it does not.
+    pub(super) fn objection(&self, migration: &str, here: &str) -> Option<String> {
+        let Self { title, name, path, from } = self;
+        let why = storage::objection(path, migration, (here, from))?;
+        Some(format!("{title}'s volume {name}: {why}"))
+    }
 }
 
 /// What an accepted offer holds until it is committed or dropped.
@@ -83,6 +102,8 @@ pub(super) struct Admitted {
     abilities: Abilities,
     /// The version of the conversation.
     protocol: u32,
+    /// Volumes to try when their engine has mounted them.
+    pub(super) to_try: Vec<ToTry>,
     /// The service's output at its source; none where the source does not tell.
     pub(super) output_pipes: Option<OutputPipes>,
     /// Whether the source is told of each step while its service is frozen.
@@ -163,6 +184,11 @@ async fn examine(
         // Its engine has its volumes.
         return Err(DestinationError::Protocol("volumes of a container that another engine keeps"));
     }
+    if service.kept.is_none() && service.mounts.iter().any(|mount| mount.engine_volume().is_some()) {
+        return Err(DestinationError::Protocol("a volume of an engine that does not keep its container"));
+    }
+    let (of_volumes, to_try) = engine_volumes(local, &service, (from, &open.migration)).await;
+    reasons.extend(of_volumes);
     for mount in &service.mounts {
         let Some((source, on_move)) = mount.bind() else { continue };
         let refused = local.binds.foreign_objection(source, &local.node);
@@ -210,7 +236,53 @@ async fn examine(
         ));
     }
     let registry = asked_first(local, &service, open, &missing);
-    Ok((Examined { service, protocol, abilities, missing, registry, engine_layers, place, hold }, reasons))
+    Ok((
+        Examined { service, protocol, abilities, missing, registry, engine_layers, place, to_try, hold },
+        reasons,
+    ))
+}
+
+/// What speaks against giving a service volumes of this node's engine as they are here: another service may have them.
+/// Those whose storage the engine mounts for the container are tried [once it has](ToTry).
+async fn engine_volumes(
+    local: &NodeResources,
+    service: &Service,
+    (from, migration): (&str, &str),
+) -> (Vec<String>, Vec<ToTry>) {
+    let (config, mut reasons, mut to_try) = (local.config(service), Vec::new(), Vec::new());
+    for (name, on_move) in service.mounts.iter().filter_map(Mount::engine_volume) {
+        let place = match local.engine.volume_place(&config, name).await {
+            Ok(place) => place,
+            Err(error) => {
+                reasons.push(crate::error_chain(&error));
+                continue;
+            }
+        };
+        let title = service.kept.as_ref().map_or("its engine", |kept| kept.keeper.title());
+        reasons.extend(match (on_move, place) {
+            (OnMove::Unsaid | OnMove::Copy, _) => {
+                Some(format!("what becomes of its volume {name} is not said"))
+            }
+            // It is made.
+            (OnMove::Skip, None) => None,
+            (OnMove::Shared, None) => Some(format!(
+                "{title} has no volume {name} there, which is to show the storage that the volume on node {from} shows: make one that does, or say skip or copy of it"
+            )),
+            (OnMove::Skip | OnMove::Shared, Some(VolumePlace { path, mounted_in_use })) => {
+                let refused = local.binds.foreign_volume_objection((title, name), &path, &local.node);
+                let of = ToTry { title, name: name.to_owned(), path, from: from.to_owned() };
+                match (refused, on_move) {
+                    (None, OnMove::Shared) if mounted_in_use => {
+                        to_try.push(of);
+                        None
+                    }
+                    (None, OnMove::Shared) => of.objection(migration, &local.node),
+                    (refused, _) => refused,
+                }
+            }
+        });
+    }
+    (reasons, to_try)
 }
 
 /// The memory that it needs here, bytes.
@@ -272,7 +344,8 @@ pub(super) async fn admit(
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
     let (examined, mut reasons) = examine(local, link.node(), &open).await?;
-    let Examined { service, protocol, abilities, missing, registry, engine_layers, place, hold } = examined;
+    let Examined { service, protocol, abilities, missing, registry, engine_layers, place, to_try, hold } =
+        examined;
     let memory = match local.reserve(memory_needed(&open)) {
         Ok(memory) => Some(memory),
         Err(reason) => {
@@ -322,6 +395,7 @@ pub(super) async fn admit(
         missing,
         registry,
         engine_layers,
+        to_try,
         memory,
         timeline: Timeline::default(),
         _place: place,

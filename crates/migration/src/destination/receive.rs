@@ -171,6 +171,7 @@ async fn receive_and_restore(
         begun = begin(local, admitted, &request) => begun?,
         error = given_up(link) => return Err(error),
     };
+    try_storage(local, admitted)?;
     failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
     let upper = local.changed_files(service)?;
@@ -352,6 +353,13 @@ async fn begin(
     let begun =
         tokio::time::timeout(RESTORE_LIMIT, beginning).await.map_err(|_| DestinationError::Slow)??;
     Ok(Some(begun))
+}
+
+/// Tries storage that an engine has mounted for the container: the source has put its files into it.
+fn try_storage(local: &NodeResources, admitted: &Admitted) -> Result<(), DestinationError> {
+    let tried = admitted.to_try.iter().filter_map(|volume| volume.objection(&admitted.id, &local.node));
+    let reasons: Vec<_> = tried.collect();
+    if reasons.is_empty() { Ok(()) } else { Err(DestinationError::Refused(reasons)) }
 }
 
 /// What comes before the last round of files: which pages are still to come, the log so far, and rounds of files while

@@ -1,0 +1,120 @@
+//! What becomes of the volumes of an engine's container when it moves: they go with it, or the container has what the engine
+//! of each node has under the name. Needs root, Podman and Docker.
+
+use std::fs;
+use std::path::Path;
+
+use godwit_lab::workload::Workload;
+use godwit_tests::wait_for;
+
+use crate::engine_nodes::{IMAGE, Nodes, is_tried};
+
+#[test]
+fn a_volume_of_podmans_goes_along_or_stays_as_it_is_said() {
+    of_each_volume_it_is_said("podman");
+}
+
+#[test]
+fn a_volume_of_dockers_goes_along_or_stays_as_it_is_said() {
+    of_each_volume_it_is_said("docker");
+}
+
+/// The words that start a container with this name and these volumes.
+fn started<'a>(nodes: &'a Nodes, name: &'a str, volumes: &[&'a str]) -> Vec<&'a str> {
+    let mut words = vec!["run", "--detach", "--name", name, "--network", "none"];
+    words.extend(volumes.iter().flat_map(|volume| ["--volume", volume]));
+    words.extend(nodes.preset.env.iter().flat_map(|entry| ["--env", entry]));
+    words.extend(nodes.preset.user.iter().flat_map(|user| ["--user", user]));
+    words.push(IMAGE);
+    words.extend(nodes.preset.command.iter().map(String::as_str));
+    words
+}
+
+/// The names of the volumes of a node's engine.
+fn volumes(nodes: &Nodes, node: &str) -> Vec<String> {
+    let mut names: Vec<_> =
+        nodes.own(node, &["volume", "ls", "--quiet"]).lines().map(str::to_owned).collect();
+    names.sort();
+    names
+}
+
+/// Makes a volume that shows a directory, as one of NFS would show that.
+fn shows(nodes: &Nodes, node: &str, directory: &Path) {
+    let device = format!("device={}", directory.display());
+    let options = ["--opt", "type=none", "--opt", "o=bind", "--opt", &device];
+    nodes.own(node, &[&["volume", "create"], &options[..], &["same"]].concat());
+}
+
+fn of_each_volume_it_is_said(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
+    let storage = tempfile::tempdir_in("/var/tmp").unwrap();
+    let nodes = Nodes::up(engine, "vols", Workload::Redis, &["--allow-bind", "/"]);
+    shows(&nodes, "a", storage.path());
+    nodes.own("a", &started(&nodes, "cache", &["own:/own", "same:/same", "goes:/goes"]));
+    let inside = |node: &str, script: &str| nodes.own(node, &["exec", "cache", "/bin/sh", "-c", script]);
+    let refused = |node: &str, words: &[&str], said: &[&str]| {
+        let told = nodes.bed.godwit(node, words);
+        assert!(told.code == 1, "{words:?}: {told:?}");
+        assert!(said.iter().all(|said| (told.stderr.clone() + &told.stdout).contains(said)), "{told:?}");
+    };
+    let container = format!("{engine}:cache");
+    let adopt = ["adopt", &container, "--ip", "10.88.0.10"];
+    refused("a", &adopt, &["its volume same is not one of"]);
+    let unknown = [&adopt[..], &["--mount", "/same=shared", "--mount", "/none=skip"]].concat();
+    refused("a", &unknown, &["neither something of the node nor a volume mounted at /none"]);
+    nodes.bed.done("a", &[&adopt[..], &["--mount", "/same=shared"]].concat());
+    assert_eq!(nodes.is_shown("a", "running")["mounts"][0]["on_move"], "shared");
+    inside("a", "echo 1 >/own/file; echo 2 >/same/file; echo 3 >/goes/file");
+
+    // Storage is not believed to be shared: it is tried.
+    let go = ["migrate", "cache", "--to", "b", "--mount", "/own=skip"];
+    refused("a", &["check", "cache", "--to", "b"], &["has no volume same there"]);
+    refused("a", &go, &["has no volume same there"]);
+    let other = tempfile::tempdir_in("/var/tmp").unwrap();
+    shows(&nodes, "b", other.path());
+    // An engine mounts it for the container alone.
+    refused("a", &go, &["volume same", "is not the storage that node a has there"]);
+    wait_for("what was made for it to be gone", || {
+        (volumes(&nodes, "b") == ["same"] && nodes.listed("b").is_empty()).then_some(())
+    });
+    nodes.own("b", &["volume", "rm", "same"]);
+    shows(&nodes, "b", storage.path());
+
+    // What was said holds for the way back.
+    let mut client = nodes.connect();
+    nodes.bed.migrate_so("cache", "a", "b", &["--mount", "/own=skip"]);
+    client.call(&["PING"]).unwrap();
+    assert_eq!(inside("b", "cat /same/file /goes/file; ls /own"), "2\n3\n");
+    inside("b", "echo more >>/same/file; echo more >>/goes/file; echo of b >/own/file");
+    wait_for("what goes to be gone", || (volumes(&nodes, "a") == ["own", "same"]).then_some(()));
+    assert_eq!(volumes(&nodes, "b"), ["goes", "own", "same"]);
+    assert!(nodes.listed("a").is_empty());
+    nodes.bed.migrate_so("cache", "b", "a", &[]);
+    client.call(&["PING"]).unwrap();
+    let all = "cat /own/file /same/file /goes/file";
+    assert_eq!(inside("a", all), "1\n2\nmore\n3\nmore\n");
+    wait_for("what goes to be gone", || (volumes(&nodes, "b") == ["own", "same"]).then_some(()));
+    assert_eq!(fs::read_to_string(storage.path().join("file")).unwrap(), "2\nmore\n");
+    // It starts again with them.
+    nodes.own("a", &["restart", "--time", "1", "cache"]);
+    nodes.is_shown("a", "running");
+    assert_eq!(inside("a", all), "1\n2\nmore\n3\nmore\n");
+
+    // From here on it goes along, over nothing that is there; and what cannot go stays.
+    let copy = ["migrate", "cache", "--to", "b", "--mount", "/own=copy"];
+    refused("a", &copy, &["a volume own there already"]);
+    assert_eq!(fs::read_to_string(storage.path().join("file")).unwrap(), "2\nmore\n");
+    refused("a", &[&copy[..4], &["--mount", "/same=copy"]].concat(), &["its volume same is not one of"]);
+    nodes.own("b", &["volume", "rm", "own"]);
+    nodes.bed.migrate_so("cache", "a", "b", &["--mount", "/own=copy"]);
+    assert_eq!(inside("b", all), "1\n2\nmore\n3\nmore\n");
+    wait_for("what goes to be gone", || (volumes(&nodes, "a") == ["same"]).then_some(()));
+    nodes.bed.done("b", &["rm", "--force", "cache"]);
+    assert_eq!(volumes(&nodes, "b"), ["goes", "own", "same"]);
+    let names: Vec<_> =
+        fs::read_dir(storage.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["file"], "nothing is left of the trials");
+    nodes.down();
+}
