@@ -118,3 +118,50 @@ fn of_each_volume_it_is_said(engine: &str) {
     assert_eq!(names, ["file"], "nothing is left of the trials");
     nodes.down();
 }
+
+#[test]
+fn a_file_of_the_node_goes_along_with_a_container_of_podmans() {
+    a_file_goes_along("podman");
+}
+
+#[test]
+fn a_file_of_the_node_goes_along_with_a_container_of_dockers() {
+    a_file_goes_along("docker");
+}
+
+fn a_file_goes_along(engine: &str) {
+    if !is_tried(engine, "podman") {
+        return;
+    }
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = directory.path().join("app.conf");
+    fs::write(&file, "of the node\n").unwrap();
+    let nodes = Nodes::up(engine, "file", Workload::Redis, &[]);
+    let bound = format!("{}:/etc/app.conf:ro", file.display());
+    nodes.own("a", &started(&nodes, "cache", &[&bound]));
+    let container = format!("{engine}:cache");
+    nodes.bed.done("a", &["adopt", &container, "--ip", "10.88.0.10", "--mount", "/etc/app.conf=copy"]);
+    // The engine's volume of the name is somebody else's.
+    nodes.own("a", &["volume", "create", "cache-etc-app.conf"]);
+    let said = nodes.bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    let remedy = format!("`{engine} volume rm cache-etc-app.conf`");
+    assert!(said.code == 1 && said.stderr.contains(&remedy), "{said:?}");
+    nodes.own("a", &["volume", "rm", "cache-etc-app.conf"]);
+
+    let mut client = nodes.connect();
+    let read = ["exec", "cache", "/bin/sh", "-c", "cat /etc/app.conf; echo x >/etc/app.conf || echo kept"];
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        nodes.bed.migrate_so("cache", from, to, &["--mount", "/etc/app.conf=copy"]);
+        client.call(&["PING"]).unwrap();
+        assert_eq!(nodes.own(to, &read), "of the node\nkept\n");
+        assert_eq!(volumes(&nodes, to), ["cache-etc-app.conf"]);
+        wait_for("the copy to be on one node", || volumes(&nodes, from).is_empty().then_some(()));
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "of the node\n");
+    nodes.own("b", &["restart", "--time", "1", "cache"]);
+    nodes.is_shown("b", "running");
+    assert_eq!(nodes.own("b", &read), "of the node\nkept\n");
+    nodes.bed.done("b", &["rm", "--force", "cache"]);
+    assert_eq!(volumes(&nodes, "b"), ["cache-etc-app.conf"]);
+    nodes.down();
+}

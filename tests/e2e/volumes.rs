@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use godwit_lab::workload::{Preset, Rootfs, Workload};
@@ -335,4 +336,51 @@ fn a_copy_of_a_bind_mount_that_is_not_committed_leaves_all_as_it_was() {
     let shown = victim.bed.done("a", &["inspect", NAME]);
     assert!(shown.contains("\"copy\""), "{shown}");
     victim.moves_in_the_end();
+}
+
+#[test]
+fn a_single_file_of_the_node_goes_with_the_service_from_node_to_node_and_stays_where_it_was() {
+    // The destination allows no path of its own: it needs none.
+    let bed = Bed::up("bind-file");
+    let preset = bed.build(Workload::Redis);
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = directory.path().join("app.conf");
+    fs::write(&file, "of the node").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    let read_only = format!("{}:/etc/app.conf:ro,move=copy", file.display());
+    let written = directory.path().join("state");
+    fs::write(&written, "1\n").unwrap();
+    let own = format!("{}:/state:move=copy", written.display());
+    bed.run("a", "one", ADDRESS, &preset, &["-v", &read_only, "-v", &own]);
+    let said = bed.check("a", &["one", "--to", "b"]);
+    assert!(said.stdout.contains("goes with it, as volume one-etc-app.conf at /etc/app.conf"), "{said:?}");
+    // What the service has goes, and nothing else that has its name.
+    let away = file.with_extension("away");
+    fs::rename(&file, &away).unwrap();
+    fs::write(&file, "another").unwrap();
+    refused(&bed, "a", &["migrate", "one", "--to", "b"], &["something else is at that path now"]);
+    fs::rename(&away, &file).unwrap();
+
+    let names =
+        || vec![("one-etc-app.conf".to_owned(), "one".to_owned()), ("one-state".into(), "one".into())];
+    for (number, (from, to)) in [("a", "b"), ("b", "a"), ("a", "b")].into_iter().enumerate() {
+        bed.migrate("one", from, to);
+        let inside = PathBuf::from(format!("/proc/{}/root", bed.pid(to, "one")));
+        let conf = inside.join("etc/app.conf");
+        assert_eq!(fs::read_to_string(&conf).unwrap(), "of the node");
+        assert_eq!(fs::metadata(&conf).unwrap().permissions().mode() & 0o7777, 0o640);
+        assert!(fs::write(&conf, "x").unwrap_err().kind() == std::io::ErrorKind::ReadOnlyFilesystem);
+        let text = fs::read_to_string(inside.join("state")).unwrap();
+        assert_eq!(text.lines().count(), number + 1);
+        fs::write(inside.join("state"), text + "more\n").unwrap();
+        assert_eq!(volumes(&bed, to), names());
+        wait_for("the copies to be on one node", || volumes(&bed, from).is_empty().then_some(()));
+    }
+    assert_eq!(fs::read_to_string(&written).unwrap(), "1\n");
+    bed.done("b", &["restart", "one"]);
+    let inside = PathBuf::from(format!("/proc/{}/root", bed.pid("b", "one")));
+    assert_eq!(fs::read_to_string(inside.join("etc/app.conf")).unwrap(), "of the node");
+    bed.done("b", &["rm", "--force", "one"]);
+    let kept = path(&bed, "b", "one-state").join("state");
+    assert_eq!(fs::read_to_string(kept).unwrap(), "1\nmore\nmore\nmore\n");
 }

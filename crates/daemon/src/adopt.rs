@@ -168,7 +168,7 @@ pub(crate) fn as_found(service: Service, found: Found) -> Service {
 }
 
 /// What the user says becomes of what the container has of the node.
-fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Result<(), Status> {
+pub(crate) fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Result<(), Status> {
     let volumes =
         service.kept.as_ref().map(Engines::volumes).transpose().map_err(internal)?.unwrap_or_default();
     for (target, said) in &request.mounts {

@@ -57,7 +57,7 @@ pub(crate) fn mounts(mounts: &[api::Mount]) -> Result<Vec<Mount>, Status> {
     mounts.iter().map(mount).collect()
 }
 
-fn mount(mount: &api::Mount) -> Result<Mount, Status> {
+pub(crate) fn mount(mount: &api::Mount) -> Result<Mount, Status> {
     let absolute = |path: &str, what: &str| {
         let plain = Path::new(path).components().all(|c| !matches!(c, std::path::Component::ParentDir));
         if Path::new(path).is_absolute() && plain && path != "/" {
@@ -80,7 +80,7 @@ fn mount(mount: &api::Mount) -> Result<Mount, Status> {
             MountKind::Bind { source, on_move: on_move(&mount.on_move).map_err(Status::invalid_argument)? }
         }
         "tmpfs" => MountKind::Tmpfs { size_bytes: mount.size_bytes },
-        "volume" => MountKind::Volume { name: volume_name(&mount.source)? },
+        "volume" => MountKind::Volume { name: volume_name(&mount.source)?, file: None },
         other => {
             return Err(Status::invalid_argument(format!(
                 "mounts of type {other:?} are not known; use bind, tmpfs or volume"
@@ -276,7 +276,7 @@ fn shown_mount(mount: &Mount) -> api::Mount {
     let (kind, source, size_bytes) = match &mount.kind {
         MountKind::Bind { source, .. } => ("bind", source.display().to_string(), 0),
         MountKind::Tmpfs { size_bytes } => ("tmpfs", String::new(), *size_bytes),
-        MountKind::Volume { name } => ("volume", name.to_string(), 0),
+        MountKind::Volume { name, .. } => ("volume", name.to_string(), 0),
         MountKind::EngineVolume { name, .. } => ("volume", name.clone(), 0),
     };
     api::Mount {

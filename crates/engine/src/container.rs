@@ -40,6 +40,9 @@ pub enum MountKind {
     Volume {
         /// Its name.
         name: VolumeName,
+        /// The file in it that is mounted; nothing where that is the volume itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
     },
     /// A volume of the engine of others that keeps the container, if it does not go with that. One that does is in the
     /// definition of that engine alone.
@@ -129,10 +132,29 @@ impl Mount {
     #[must_use]
     pub fn volume(&self) -> Option<&VolumeName> {
         match &self.kind {
-            MountKind::Volume { name } => Some(name),
+            MountKind::Volume { name, .. } => Some(name),
             MountKind::Bind { .. } | MountKind::Tmpfs { .. } | MountKind::EngineVolume { .. } => None,
         }
     }
+}
+
+/// What is bound of a node, and goes with its container as a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    /// The volume that it is.
+    pub name: VolumeName,
+    /// Where the container has it.
+    pub target: PathBuf,
+    /// The file in the volume that it is, if it is a file.
+    pub file: Option<String>,
+}
+
+/// Whether this can be the name of a file in a volume; it becomes a part of paths.
+#[must_use]
+pub fn is_file_name(name: &str) -> bool {
+    (1..=255).contains(&name.len())
+        && !matches!(name, "." | "..")
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
 }
 
 /// An engine of others, whose own commands manage the containers that it keeps.
@@ -372,6 +394,12 @@ impl ContainerConfig {
     pub(crate) fn stays(&self, volume: &str) -> Option<OnMove> {
         let of_engine = self.mounts.iter().filter_map(Mount::engine_volume);
         of_engine.filter(|(name, _)| *name == volume).map(|(_, on_move)| on_move).next()
+    }
+
+    /// What of a volume of it is mounted there.
+    pub(crate) fn volume_or_file(&self, name: &VolumeName, file: Option<&str>) -> PathBuf {
+        let volume = self.volume(name);
+        file.map_or_else(|| volume.clone(), |file| volume.join(file))
     }
 
     /// Where a volume of it is.

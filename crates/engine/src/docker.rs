@@ -23,14 +23,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::{ServiceName, VolumeName};
+use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes, RestoreRequest,
-    VolumePlace, io_error,
+    BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
+    RestoreRequest, VolumePlace, io_error,
 };
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
@@ -123,6 +123,11 @@ impl Docker {
         self.api.get("/info").await.map_err(self.failed(name, "tell its storage for"))
     }
 
+    /// Where dockerd has the volumes of its own driver.
+    async fn volumes_in(&self, name: &ServiceName) -> Result<PathBuf, EngineError> {
+        Ok(self.info(name).await?.docker_root_dir.join("volumes"))
+    }
+
     /// What a configuration says of a container in Docker.
     fn kept<'a>(&self, config: &'a ContainerConfig) -> Result<(&'a Kept, Definition), EngineError> {
         let kept = self.care.kept(config)?;
@@ -195,14 +200,17 @@ impl Docker {
 /// It is not understood.
 pub fn passed_on(definition: &Value) -> std::io::Result<Option<Value>> {
     let told = Definition::told(definition)?.of_no_node();
-    Ok(told.objections(&[]).is_empty().then(|| told.to_create(&told.image.0, RUNTIME, "")))
+    Ok(told
+        .objections(&[])
+        .is_empty()
+        .then(|| told.to_create(&told.image.0, (RUNTIME, ""), Path::new("/volumes"))))
 }
 
 /// A definition with volumes of Docker's in the place of what it has of a node at these targets.
 ///
 /// # Errors
 /// It is not understood.
-pub fn with_volumes(definition: &Value, volumes: &[(VolumeName, PathBuf)]) -> std::io::Result<Value> {
+pub fn with_volumes(definition: &Value, volumes: &[Copied]) -> std::io::Result<Value> {
     Ok(Definition::told(definition)?.with_volumes(volumes).value())
 }
 
@@ -212,6 +220,14 @@ pub fn with_volumes(definition: &Value, volumes: &[(VolumeName, PathBuf)]) -> st
 /// It is not understood.
 pub fn volumes(definition: &Value) -> std::io::Result<Vec<Mount>> {
     Ok(Definition::told(definition)?.volume_mounts())
+}
+
+/// Where a definition has files that have come with the container.
+///
+/// # Errors
+/// It is not understood.
+pub fn files(definition: &Value) -> std::io::Result<Vec<PathBuf>> {
+    Ok(Definition::told(definition)?.files.into_iter().map(|of| of.target.into()).collect())
 }
 
 #[async_trait]
@@ -228,7 +244,7 @@ impl Keeps for Docker {
         let (_, definition) = self.kept(config)?;
         let volumes = definition.volumes_and_targets();
         let bound = definition.binds.iter().map(|bound| bound.target.clone().into()).collect();
-        Ok(Inside { volumes, bound, masked: definition.masked() })
+        Ok(Inside { volumes, bound, masked: definition.masked(), files: definition.files })
     }
 
     async fn find_one(
@@ -300,7 +316,7 @@ impl Keeps for Docker {
         let device =
             |place: &str| std::fs::metadata(info.docker_root_dir.join(place)).map(|found| found.dev()).ok();
         let mut places = vec!["overlay2"];
-        if !definition.volumes.is_empty() {
+        if !definition.volumes.is_empty() || !definition.files.is_empty() {
             places.push("volumes");
         }
         if let Some(place) = places.into_iter().find(|place| device(place) != device("")) {
@@ -361,6 +377,12 @@ impl Keeps for Docker {
                 let reason = format!("it has a volume {volume} there already; `docker volume rm` removes it");
                 return Err(self.care.failed(&config.name, "make a volume of", reason));
             }
+        }
+        for of in &definition.files {
+            let place = definition::place_of(&self.volumes_in(&config.name).await?, &of.volume);
+            of.make(&place).map_err(|source| {
+                io_error(&config.name, format!("make a file in {}", place.display()), source)
+            })?;
         }
         Ok(())
     }

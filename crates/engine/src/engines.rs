@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::VolumeName;
 use tokio::sync::mpsc;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, Kept, Mount,
-    OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace,
+    BegunRestore, ContainerConfig, ContainerState, Copied, DumpTarget, Engine, EngineError, Keeper, Kept,
+    Mount, OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace,
 };
 use crate::docker::{self, Docker};
 use crate::exec::{ExecIo, ExecRequest};
@@ -54,7 +53,7 @@ impl Engines {
     ///
     /// # Errors
     /// Its definition is not understood.
-    pub fn with_volumes(kept: &Kept, volumes: &[(VolumeName, PathBuf)]) -> io::Result<Kept> {
+    pub fn with_volumes(kept: &Kept, volumes: &[Copied]) -> io::Result<Kept> {
         let definition = match kept.keeper {
             Keeper::Podman => podman::with_volumes(&kept.definition, volumes)?,
             Keeper::Docker => docker::with_volumes(&kept.definition, volumes)?,
@@ -70,6 +69,17 @@ impl Engines {
         match kept.keeper {
             Keeper::Podman => podman::volumes(&kept.definition),
             Keeper::Docker => docker::volumes(&kept.definition),
+        }
+    }
+
+    /// Where a container that an engine of others keeps has files that came with it, in volumes of the engine's.
+    ///
+    /// # Errors
+    /// Its definition is not understood.
+    pub fn files(kept: &Kept) -> io::Result<Vec<PathBuf>> {
+        match kept.keeper {
+            Keeper::Podman => podman::files(&kept.definition),
+            Keeper::Docker => docker::files(&kept.definition),
         }
     }
 

@@ -18,6 +18,7 @@ pub(crate) mod archive;
 pub(crate) mod bound;
 mod commands;
 pub(crate) mod environment;
+pub(crate) mod file;
 pub(crate) mod files;
 pub(crate) mod instructions;
 mod keeps;
@@ -317,6 +318,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let volumes = Record::of(config)?.volumes.into_iter().filter_map(|volume| {
             let named = |(name, _): &&(String, String)| *name == volume.name;
             let at = inside.volumes.iter().position(|known| named(&known))?;
+            // Nothing is in a file.
+            if inside.files.iter().any(|file| file.volume == volume.name) {
+                return None;
+            }
             Some((places.get(at)?.into(), volume.files))
         });
         let volumes = volumes.collect();

@@ -21,12 +21,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::{ServiceName, VolumeName};
+use godwit_names::ServiceName;
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes, RestoreRequest,
-    VolumePlace, io_error,
+    BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
+    RestoreRequest, VolumePlace, io_error,
 };
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
@@ -117,10 +117,7 @@ pub fn passed_on(definition: &serde_json::Value, id: &str) -> io::Result<Option<
 ///
 /// # Errors
 /// It is not understood.
-pub fn with_volumes(
-    definition: &serde_json::Value,
-    volumes: &[(VolumeName, PathBuf)],
-) -> io::Result<serde_json::Value> {
+pub fn with_volumes(definition: &serde_json::Value, volumes: &[Copied]) -> io::Result<serde_json::Value> {
     Ok(Definition::told(definition)?.of_no_node().with_volumes(volumes).value())
 }
 
@@ -130,6 +127,14 @@ pub fn with_volumes(
 /// It is not understood.
 pub fn volumes(definition: &serde_json::Value) -> io::Result<Vec<Mount>> {
     Ok(Definition::told(definition)?.volume_mounts())
+}
+
+/// Where a definition has files that have come with the container.
+///
+/// # Errors
+/// It is not understood.
+pub fn files(definition: &serde_json::Value) -> io::Result<Vec<PathBuf>> {
+    Ok(Definition::told(definition)?.files.into_iter().map(|of| of.target.into()).collect())
 }
 
 #[async_trait]
@@ -147,7 +152,7 @@ impl Keeps for Podman {
         let volumes = definition.volumes_and_targets();
         let bound = definition.binds().into_iter().map(|mount| mount.target).collect();
         let masked = definition.masked().into_iter().map(str::to_owned).collect();
-        Ok(Inside { volumes, bound, masked })
+        Ok(Inside { volumes, files: definition.files, bound, masked })
     }
 
     async fn find_one(
@@ -208,7 +213,7 @@ impl Keeps for Podman {
             }
         }
         let storage = self.storage(&config.name).await?;
-        for (volume, _) in definition.volumes().unwrap_or_default() {
+        for (volume, _) in &definition.volumes_and_targets() {
             let place = self.place_of_volume(&config.name, volume).await?;
             match (config.stays(volume), place) {
                 (None, Some(_)) => found.push(format!(
@@ -280,7 +285,7 @@ impl Keeps for Podman {
 
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
-        for (volume, _) in definition.volumes().unwrap_or_default() {
+        for (volume, _) in &definition.volumes_and_targets() {
             if let Some(on_move) = config.stays(volume) {
                 match (self.has_volume(&config.name, volume).await?, on_move) {
                     (true, _) => continue,
@@ -293,13 +298,19 @@ impl Keeps for Podman {
             let call = Call { name: &config.name, action: "make a volume of", words, settings: None };
             self.call(&call, SHORT).await?;
         }
+        for of in &definition.files {
+            let place = self.storage(&config.name).await?.place_of(&of.volume);
+            of.make(&place).map_err(|source| {
+                io_error(&config.name, format!("make a file in {}", place.display()), source)
+            })?;
+        }
         Ok(())
     }
 
     async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError> {
         let Ok((_, definition)) = self.kept(config) else { return Ok(Vec::new()) };
         let mut names = Vec::new();
-        for (volume, _) in definition.volumes().unwrap_or_default() {
+        for (volume, _) in &definition.volumes_and_targets() {
             if self.has_volume(&config.name, volume).await? {
                 let found = self.volumes(&config.name, &[volume]).await?;
                 let made = found

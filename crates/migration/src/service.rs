@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
-use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, User, files};
+use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, MountKind, User, files};
 use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
@@ -186,6 +186,14 @@ impl Service {
     /// Its volumes.
     pub fn volumes(&self) -> impl Iterator<Item = &VolumeName> {
         self.mounts.iter().filter_map(Mount::volume)
+    }
+
+    /// Files of its volumes that are mounted, and not the volume.
+    pub(crate) fn files_of_volumes(&self) -> impl Iterator<Item = (&VolumeName, &str)> {
+        self.mounts.iter().filter_map(|mount| match &mount.kind {
+            MountKind::Volume { name, file: Some(file) } => Some((name, file.as_str())),
+            _ => None,
+        })
     }
 
     /// Its addresses, one on each of its networks; none in a network namespace that godwit did not create.

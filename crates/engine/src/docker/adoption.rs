@@ -255,6 +255,7 @@ impl Inspected {
             host: HostConfig::deserialize(Value::Object(self.host_config.clone()))?,
             volumes: volumes.map(of).collect(),
             binds: binds.map(bound).collect(),
+            files: Vec::new(),
         })
     }
 }

@@ -11,7 +11,7 @@ use godwit_names::ServiceName;
 
 use super::keeps::{Beside, Keeps, Look};
 use super::limits::Changes;
-use super::record::Record;
+use super::record::{Record, Volume};
 use super::state;
 use crate::confinement::User;
 use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, Mount};
@@ -136,7 +136,16 @@ async fn note(
         false => None,
     };
     let of = care.kept(config)?.id.clone();
-    let volumes = keeps.volumes_of(&config.name, &look.id).await?;
+    let mut volumes = keeps.volumes_of(&config.name, &look.id).await?;
+    for file in keeps.inside(config)?.files {
+        // The engine does not know that the container has it.
+        match keeps.place_of_volume(&config.name, &file.volume).await? {
+            Some(place) => volumes.push(Volume { name: file.volume, files: place.path, anonymous: false }),
+            None => {
+                tracing::warn!(container = %config.name, volume = file.volume, "the volume with a file of it is not there any more");
+            }
+        }
+    }
     let begin = || Record { of, id: look.id.clone(), ..Record::default() };
     let record = Record::change_or_begin(config, begin, |record| {
         (record.life, record.upper, record.volumes) = (life, look.upper.clone(), volumes);

@@ -95,7 +95,7 @@ mod tests {
         // It would be believed to have its own /proc.
         let hidden = mount("/srv", "/proc");
         assert_eq!(of(&[], std::slice::from_ref(&hidden)).len(), 1);
-        let volume = MountKind::Volume { name: "data".parse().unwrap() };
+        let volume = MountKind::Volume { name: "data".parse().unwrap(), file: None };
         assert_eq!(of(&[], &[Mount { kind: volume, ..data.clone() }]).len(), 1);
         // A volume that stays is one of the definition's.
         let stays = MountKind::EngineVolume { name: "store".into(), on_move: OnMove::Skip };

@@ -11,6 +11,7 @@ use godwit_names::ServiceName;
 use tokio::sync::{Mutex, mpsc};
 
 use super::adopts::Found;
+use super::file::FileOfVolume;
 use super::is_id;
 use super::limits::Changes;
 use super::making::{Wanted, WantedImage};
@@ -63,6 +64,8 @@ impl Beside<'_> {
 pub(crate) struct Inside {
     /// Its volumes, by name and place.
     pub(crate) volumes: Vec<(String, String)>,
+    /// Those of them of which it has a file.
+    pub(crate) files: Vec<FileOfVolume>,
     /// Where it has files or directories of the node.
     pub(crate) bound: Vec<PathBuf>,
     /// Paths that it does not see.

@@ -183,7 +183,7 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
         };
         Some(match &own.kind {
             MountKind::Bind { source, .. } => bind(source),
-            MountKind::Volume { name } => bind(&config.volume(name)),
+            MountKind::Volume { name, file } => bind(&config.volume_or_file(name, file.as_deref())),
             // Of a container that this runtime does not have.
             MountKind::EngineVolume { .. } => return None,
             MountKind::Tmpfs { size_bytes } => {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
-use godwit_engine::{Mount, OnMove, OutputPipes, VolumePlace};
+use godwit_engine::{Mount, OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
@@ -183,6 +183,9 @@ async fn examine(
     if service.kept.is_some() && service.volumes().next().is_some() {
         // Its engine has its volumes.
         return Err(DestinationError::Protocol("volumes of a container that another engine keeps"));
+    }
+    if service.files_of_volumes().any(|(_, file)| !is_file_name(file)) {
+        return Err(DestinationError::Protocol("a name of a file that cannot be one"));
     }
     if service.kept.is_none() && service.mounts.iter().any(|mount| mount.engine_volume().is_some()) {
         return Err(DestinationError::Protocol("a volume of an engine that does not keep its container"));

@@ -143,7 +143,8 @@ async fn receive_items(
 
 /// What has come is used by paths in it.
 fn check_files(local: &NodeResources, service: &Service) -> Result<(), DestinationError> {
-    Ok(files::check(&local.layout.service(&service.name), &service.volumes().collect())?)
+    let mounted: Vec<_> = service.files_of_volumes().collect();
+    Ok(files::check(&local.layout.service(&service.name), &service.volumes().collect(), &mounted)?)
 }
 
 /// Waits until files are on the disk: what the service had synced at the source must not be lost

@@ -266,7 +266,7 @@ impl Source {
 
     /// The service as it is to be at the destination: what goes of this node's directories is volumes there.
     pub(super) fn service_there(&self) -> Result<Service, SourceError> {
-        bound::with_volumes(self.service_said()?).map_err(not_understood)
+        bound::with_volumes(self.service_said()?).map_err(|why| SourceError::NotEligible(vec![why]))
     }
 
     /// The service with what was said of its move.
@@ -282,6 +282,8 @@ impl Source {
             (None, network) => network.clone(),
         };
         let volumes = engine_volumes(&self.service)?;
+        let files = self.service.kept.as_ref().map(Engines::files).transpose().map_err(not_understood)?;
+        let files = files.unwrap_or_default();
         let mut there = Service { epoch: self.service.epoch + 1, network, ..self.service.clone() };
         for (at, said) in &self.options.binds {
             let of_engine = volumes.iter().any(|mount| mount.target == *at);
@@ -289,7 +291,7 @@ impl Source {
             match binds.find_map(|mount| mount.on_move()) {
                 Some(on_move) => *on_move = *said,
                 // The service has it already, if it stays.
-                None if of_engine && *said == OnMove::Copy => {}
+                None if (of_engine || files.contains(at)) && *said == OnMove::Copy => {}
                 // It has come as a volume with an earlier move.
                 None if *said == OnMove::Copy
                     && self
@@ -298,9 +300,13 @@ impl Source {
                         .iter()
                         .any(|mount| mount.target == *at && mount.volume().is_some()) => {}
                 None => {
+                    let is_file = files.contains(at);
                     let has = self.service.mounts.iter().find(|mount| mount.target == *at);
                     let (name, at) = (&self.service.name, at.display());
                     let why = match has.and_then(Mount::volume) {
+                        None if is_file => format!(
+                            "the file at {at} has come with service {name} from another node, and goes with it"
+                        ),
                         Some(volume) => format!(
                             "volume {volume} at {at} is godwit's own: its name is the cluster's, and it goes with its service; to have what the nodes have, bind a directory of theirs (`-v /PATH:{at}:move={}`)",
                             said.name()
