@@ -165,3 +165,64 @@ fn a_file_goes_along(engine: &str) {
     assert_eq!(volumes(&nodes, "b"), ["cache-etc-app.conf"]);
     nodes.down();
 }
+
+#[test]
+fn podman_makes_a_container_with_directories_of_the_node_which_are_copied_or_stay() {
+    made_with_directories("podman");
+}
+
+#[test]
+fn docker_makes_a_container_with_directories_of_the_node_which_are_copied_or_stay() {
+    made_with_directories("docker");
+}
+
+fn made_with_directories(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    for name in ["copied", "own"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    fs::write(at("copied") + "/file", "1\n").unwrap();
+    fs::write(at("conf"), "2\n").unwrap();
+    let allowed = directory.path().display().to_string();
+    let nodes = Nodes::up(engine, "dirs", Workload::Redis, &["--allow-bind", &allowed]);
+    let command: Vec<_> = nodes.preset.command.iter().map(String::as_str).collect();
+    let mut more: Vec<&str> = nodes.preset.env.iter().flat_map(|entry| ["--env", entry]).collect();
+    more.extend(nodes.preset.user.iter().flat_map(|user| ["--user", user]));
+    // What cannot be given leaves nothing.
+    let state = nodes.bed.lab().state("a").unwrap();
+    let own = format!("{}:/data", state.display());
+    let nowhere = format!("{}:/data", at("nowhere"));
+    for (flag, words) in [(&own, "godwit's own"), (&nowhere, "does not exist on this node")] {
+        let said = nodes.bed.godwit("a", &nodes.words(IMAGE, &[&more[..], &["-v", flag]].concat(), &command));
+        assert!(said.code != 0 && said.stderr.contains(words), "{said:?}");
+        assert!(nodes.listed("a").is_empty());
+    }
+    let flags = [
+        format!("{}:/copied:move=copy", at("copied")),
+        format!("{}:/etc/app.conf:ro,move=copy", at("conf")),
+        format!("{}:/own", at("own")),
+    ];
+    more.extend(flags.iter().flat_map(|flag| ["-v", flag]));
+    assert_eq!(nodes.bed.done("a", &nodes.words(IMAGE, &more, &command)), "cache\n");
+    let said = nodes.bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert!(said.code == 1 && said.stderr.contains("--mount /own=skip"), "{said:?}");
+    let write = ["exec", "cache", "/bin/sh", "-c", "echo more >>/copied/file; echo 3 >/own/file"];
+    nodes.own("a", &write);
+    let mut client = nodes.connect();
+    for (from, to, how) in [("a", "b", &["--mount", "/own=skip"][..]), ("b", "a", &[])] {
+        nodes.bed.migrate_so("cache", from, to, how);
+        client.call(&["PING"]).unwrap();
+        let read = ["exec", "cache", "/bin/sh", "-c", "cat /copied/file /etc/app.conf /own/file"];
+        assert_eq!(nodes.own(to, &read), "1\nmore\n2\n3\n");
+        assert_eq!(volumes(&nodes, to), ["cache-copied", "cache-etc-app.conf"]);
+        wait_for("the copies to be on one node", || volumes(&nodes, from).is_empty().then_some(()));
+    }
+    nodes.own("a", &["restart", "--time", "1", "cache"]);
+    nodes.is_shown("a", "running");
+    assert_eq!(nodes.own("a", &["exec", "cache", "cat", "/copied/file"]), "1\nmore\n");
+    nodes.down();
+}

@@ -47,6 +47,17 @@ pub struct WantedVolume {
     pub read_only: bool,
 }
 
+/// A file or directory of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedBind {
+    /// Its path on the node.
+    pub source: String,
+    /// Where it is mounted.
+    pub target: String,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
 /// A tmpfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedTmpfs {
@@ -122,6 +133,8 @@ pub struct Wanted {
     pub restart: WantedRestart,
     /// Volumes.
     pub volumes: Vec<WantedVolume>,
+    /// Files and directories of the node.
+    pub binds: Vec<WantedBind>,
     /// Filesystems in memory.
     pub tmpfs: Vec<WantedTmpfs>,
 }
