@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use godwit_lab::workload::Workload;
+use godwit_tests::victim::Attempt;
 use godwit_tests::wait_for;
 
-use crate::engine_nodes::{IMAGE, Nodes, is_tried};
+use crate::engine_nodes::{COPIED, IMAGE, Nodes, is_tried};
 
 #[test]
 fn a_volume_of_podmans_goes_along_or_stays_as_it_is_said() {
@@ -221,6 +222,20 @@ fn made_with_directories(engine: &str) {
         assert_eq!(volumes(&nodes, to), ["cache-copied", "cache-etc-app.conf"]);
         wait_for("the copies to be on one node", || volumes(&nodes, from).is_empty().then_some(()));
     }
+    // Where a path leads elsewhere than when it was looked at, the move ends before its commit.
+    let attempt = Attempt::held(&nodes.points, COPIED, || {
+        Attempt::begin(&nodes.bed, "cache", "a", "b", &["--mode", "precopy"])
+    });
+    fs::rename(at("own"), at("away")).unwrap();
+    fs::create_dir(at("own")).unwrap();
+    nodes.points.let_go(COPIED);
+    let why = attempt.aborted();
+    assert!(why.contains("/own") && why.contains("the path has changed meanwhile"), "{why}");
+    fs::remove_dir(at("own")).unwrap();
+    fs::rename(at("away"), at("own")).unwrap();
+    nodes.is_at("a", "running");
+    client.call(&["PING"]).unwrap();
+    wait_for("the copies to be on one node", || volumes(&nodes, "b").is_empty().then_some(()));
     nodes.own("a", &["restart", "--time", "1", "cache"]);
     nodes.is_shown("a", "running");
     assert_eq!(nodes.own("a", &["exec", "cache", "cat", "/copied/file"]), "1\nmore\n");

@@ -384,3 +384,79 @@ fn a_single_file_of_the_node_goes_with_the_service_from_node_to_node_and_stays_w
     let kept = path(&bed, "b", "one-state").join("state");
     assert_eq!(fs::read_to_string(kept).unwrap(), "1\nmore\nmore\nmore\n");
 }
+
+/// A directory with `in/data` and `elsewhere/data`, and what turns `in` into a link to the other and back.
+struct Turned(tempfile::TempDir);
+
+impl Turned {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        for name in ["in/data", "elsewhere/data"] {
+            fs::create_dir_all(directory.path().join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn turn(&self) {
+        fs::rename(self.at("in"), self.at("away")).unwrap();
+        std::os::unix::fs::symlink(self.at("elsewhere"), self.at("in")).unwrap();
+    }
+
+    fn turn_back(&self) {
+        fs::remove_file(self.at("in")).unwrap();
+        fs::rename(self.at("away"), self.at("in")).unwrap();
+    }
+
+    fn allow(&self, config: &mut godwit_lab::LabConfig) {
+        let allowed = ["--allow-bind".to_owned(), self.0.path().display().to_string()];
+        config.programs.serve_arguments.extend(allowed);
+    }
+
+    fn flag(&self) -> String {
+        format!("{}:/bound:move=skip", self.at("in/data").display())
+    }
+}
+
+#[test]
+fn a_move_ends_before_its_commit_where_a_path_leads_elsewhere_than_when_it_was_looked_at() {
+    let turned = Turned::new();
+    let flag = turned.flag();
+    let victim = Victim::up_with(
+        "bind-turned",
+        |config, _| turned.allow(config),
+        |_| ["-v", &flag].map(str::to_owned).into(),
+    );
+    let attempt = victim.begin_and_hold("destination.prepared");
+    turned.turn();
+    victim.let_go("destination.prepared");
+    let why = attempt.aborted();
+    assert!(why.contains("/bound") && why.contains("the path has changed meanwhile"), "{why}");
+    turned.turn_back();
+    victim.is_as_before();
+    victim.moves_in_the_end();
+}
+
+#[test]
+fn a_service_that_has_come_starts_again_with_what_its_node_allows_and_nothing_else() {
+    let turned = Turned::new();
+    let bed = Bed::up_with("bind-again", |config| turned.allow(config));
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "one", ADDRESS, &preset, &["-v", &turned.flag()]);
+    // Its own node's user may name any path.
+    turned.turn();
+    bed.done("a", &["restart", "one"]);
+    turned.turn_back();
+    bed.done("a", &["restart", "one"]);
+    bed.migrate("one", "a", "b");
+    turned.turn();
+    refused(&bed, "b", &["restart", "one"], &["in/data", "a link is on the way there"]);
+    turned.turn_back();
+    bed.done("b", &["start", "one"]);
+    fs::write(turned.at("in/data/file"), "of b").unwrap();
+    let inside = format!("/proc/{}/root/bound/file", bed.pid("b", "one"));
+    assert_eq!(fs::read_to_string(inside).unwrap(), "of b");
+}

@@ -204,6 +204,17 @@ pub struct Kept {
     pub definition: serde_json::Value,
 }
 
+/// Which file or directory of the node a container is to have at a place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Where the container has it.
+    pub target: PathBuf,
+    /// The number of its device.
+    pub device: u64,
+    /// That of its inode.
+    pub inode: u64,
+}
+
 /// All that is needed to make a container; says nothing of images (see [`crate::image`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerConfig {
@@ -223,6 +234,10 @@ pub struct ContainerConfig {
     pub env: Vec<String>,
     /// Mounts beside the root and the standard `/proc`, `/dev`, `/sys`, `/dev/shm`.
     pub mounts: Vec<Mount>,
+    /// What it must have where it has something of the node, before its program runs. A runtime follows paths, which may lead
+    /// elsewhere by then.
+    #[serde(default)]
+    pub bound: Vec<Identity>,
     /// Memory limit in bytes; 0 for none.
     pub memory_bytes: u64,
     /// CPU limit in thousandths of a CPU; 0 for none.

@@ -306,6 +306,7 @@ impl Layout {
             command: service.command.clone(),
             env: service.env.clone(),
             mounts: service.mounts.clone(),
+            bound: Vec::new(),
             memory_bytes: service.memory_bytes,
             cpu_millis: service.cpu_millis,
             hostname: service.hostname.clone(),

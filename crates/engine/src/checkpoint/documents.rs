@@ -210,6 +210,7 @@ mod tests {
             command: vec!["true".into()],
             env: vec![],
             mounts: vec![mount("data", "/data")],
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),

@@ -427,6 +427,7 @@ mod tests {
             command: Vec::new(),
             env: Vec::new(),
             mounts: Vec::new(),
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: String::new(),

@@ -88,6 +88,7 @@ mod tests {
             command: vec!["true".into()],
             env: vec![],
             mounts: vec![],
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),

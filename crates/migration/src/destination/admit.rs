@@ -8,12 +8,13 @@ use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
-use godwit_engine::{Mount, OnMove, OutputPipes, VolumePlace, is_file_name};
+use godwit_engine::{OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
 use crate::ahead::Held;
 use crate::arrivals::Arrival;
+use crate::binds::Checked;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
 use crate::hooks;
@@ -64,6 +65,8 @@ pub(super) struct Examined {
     place: Option<Place>,
     /// Volumes to try when their engine has mounted them.
     to_try: Vec<ToTry>,
+    /// What it is to have of this node, as it was looked at.
+    checked: Vec<Checked>,
     /// No layer is removed meanwhile.
     hold: Hold,
 }
@@ -104,6 +107,8 @@ pub(super) struct Admitted {
     protocol: u32,
     /// Volumes to try when their engine has mounted them.
     pub(super) to_try: Vec<ToTry>,
+    /// What it is to have of this node, as it was looked at.
+    pub(super) checked: Vec<Checked>,
     /// The service's output at its source; none where the source does not tell.
     pub(super) output_pipes: Option<OutputPipes>,
     /// Whether the source is told of each step while its service is frozen.
@@ -190,16 +195,23 @@ async fn examine(
     if service.kept.is_none() && service.mounts.iter().any(|mount| mount.engine_volume().is_some()) {
         return Err(DestinationError::Protocol("a volume of an engine that does not keep its container"));
     }
-    let (of_volumes, to_try) = engine_volumes(local, &service, (from, &open.migration)).await;
+    let (of_volumes, to_try, mut checked) = engine_volumes(local, &service, (from, &open.migration)).await;
     reasons.extend(of_volumes);
     for mount in &service.mounts {
         let Some((source, on_move)) = mount.bind() else { continue };
-        let refused = local.binds.foreign_objection(source, &local.node);
+        let opened = local.binds.open_foreign(source, &local.node);
+        let opened = opened.and_then(|opened| Checked::new(source, &mount.target, opened));
         let not_shared = || match on_move {
             OnMove::Shared => storage::objection(source, &open.migration, (&local.node, from)),
             OnMove::Unsaid | OnMove::Skip | OnMove::Copy => None,
         };
-        reasons.extend(refused.or_else(not_shared));
+        match opened {
+            Ok(opened) => {
+                checked.push(opened);
+                reasons.extend(not_shared());
+            }
+            Err(refused) => reasons.push(refused),
+        }
     }
     if let Some(path) = service.network.namespace()
         && let Err(error) = local.network.check_namespace(path)
@@ -240,7 +252,18 @@ async fn examine(
     }
     let registry = asked_first(local, &service, open, &missing);
     Ok((
-        Examined { service, protocol, abilities, missing, registry, engine_layers, place, to_try, hold },
+        Examined {
+            service,
+            protocol,
+            abilities,
+            missing,
+            registry,
+            engine_layers,
+            place,
+            to_try,
+            checked,
+            hold,
+        },
         reasons,
     ))
 }
@@ -251,9 +274,11 @@ async fn engine_volumes(
     local: &NodeResources,
     service: &Service,
     (from, migration): (&str, &str),
-) -> (Vec<String>, Vec<ToTry>) {
-    let (config, mut reasons, mut to_try) = (local.config(service), Vec::new(), Vec::new());
-    for (name, on_move) in service.mounts.iter().filter_map(Mount::engine_volume) {
+) -> (Vec<String>, Vec<ToTry>, Vec<Checked>) {
+    let config = local.config(service);
+    let (mut reasons, mut to_try, mut checked) = (Vec::new(), Vec::new(), Vec::new());
+    for mount in &service.mounts {
+        let Some((name, on_move)) = mount.engine_volume() else { continue };
         let place = match local.engine.volume_place(&config, name).await {
             Ok(place) => place,
             Err(error) => {
@@ -272,20 +297,26 @@ async fn engine_volumes(
                 "{title} has no volume {name} there, which is to show the storage that the volume on node {from} shows: make one that does, or say skip or copy of it"
             )),
             (OnMove::Skip | OnMove::Shared, Some(VolumePlace { path, mounted_in_use })) => {
-                let refused = local.binds.foreign_volume_objection((title, name), &path, &local.node);
+                let opened = local.binds.open_volume((title, name), &path, &local.node);
+                let opened = opened.and_then(|opened| Checked::new(&path, &mount.target, opened));
                 let of = ToTry { title, name: name.to_owned(), path, from: from.to_owned() };
-                match (refused, on_move) {
-                    (None, OnMove::Shared) if mounted_in_use => {
+                match (opened, on_move) {
+                    // Of what is mounted there later nothing is known yet.
+                    (Ok(_), OnMove::Shared) if mounted_in_use => {
                         to_try.push(of);
                         None
                     }
-                    (None, OnMove::Shared) => of.objection(migration, &local.node),
-                    (refused, _) => refused,
+                    (Ok(_), _) if mounted_in_use => None,
+                    (Ok(opened), on_move) => {
+                        checked.push(opened);
+                        (on_move == OnMove::Shared).then(|| of.objection(migration, &local.node)).flatten()
+                    }
+                    (Err(refused), _) => Some(refused),
                 }
             }
         });
     }
-    (reasons, to_try)
+    (reasons, to_try, checked)
 }
 
 /// The memory that it needs here, bytes.
@@ -347,8 +378,18 @@ pub(super) async fn admit(
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
     let (examined, mut reasons) = examine(local, link.node(), &open).await?;
-    let Examined { service, protocol, abilities, missing, registry, engine_layers, place, to_try, hold } =
-        examined;
+    let Examined {
+        service,
+        protocol,
+        abilities,
+        missing,
+        registry,
+        engine_layers,
+        place,
+        to_try,
+        checked,
+        hold,
+    } = examined;
     let memory = match local.reserve(memory_needed(&open)) {
         Ok(memory) => Some(memory),
         Err(reason) => {
@@ -399,6 +440,7 @@ pub(super) async fn admit(
         registry,
         engine_layers,
         to_try,
+        checked,
         memory,
         timeline: Timeline::default(),
         _place: place,

@@ -263,6 +263,8 @@ async fn receive_and_restore(
         // What CRIU has made so far goes with the copy.
         error = given_up(link) => return Err(error),
     };
+    let main = local.engine.state(&request.config).await?.pid;
+    has_what_was_checked(admitted, main)?;
     local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
     let begun = Instant::now();
@@ -354,6 +356,13 @@ async fn begin(
     let begun =
         tokio::time::timeout(RESTORE_LIMIT, beginning).await.map_err(|_| DestinationError::Slow)??;
     Ok(Some(begun))
+}
+
+/// Whoever restored the service has followed paths of this node: it is to have what those led to when it was admitted.
+fn has_what_was_checked(admitted: &Admitted, main: u32) -> Result<(), DestinationError> {
+    let root = PathBuf::from(format!("/proc/{main}/root"));
+    let reasons: Vec<_> = admitted.checked.iter().filter_map(|checked| checked.objection(&root)).collect();
+    if reasons.is_empty() { Ok(()) } else { Err(DestinationError::Refused(reasons)) }
 }
 
 /// Tries storage that an engine has mounted for the container: the source has put its files into it.
