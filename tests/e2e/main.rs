@@ -18,6 +18,7 @@ mod doctored;
 mod engine_faults;
 mod engine_nodes;
 mod engine_run;
+mod engine_volumes;
 mod failures_cancel;
 mod failures_criu;
 mod failures_daemon;

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use godwit_lab::workload::{Preset, Rootfs, Workload};
@@ -57,6 +58,14 @@ fn a_volume_follows_its_service_and_outlives_it_on_the_node_where_that_ended() {
     refused(&bed, "b", &["volume", "create", "store"], &["service one on node a has volume store"]);
     refused(&bed, "a", &["volume", "rm", "store"], &["service one has volume store"]);
 
+    // There is no other of its name that it could have elsewhere.
+    let skip = ["migrate", "one", "--to", "b", "--mount", "/var/store=skip"];
+    refused(
+        &bed,
+        "a",
+        &skip,
+        &["volume store at /var/store is godwit's own", "-v /PATH:/var/store:move=skip"],
+    );
     bed.migrate("one", "a", "b");
     wait_for("the volume to be gone", || volumes(&bed, "a").is_empty().then_some(()));
     assert_eq!(volumes(&bed, "b"), named("store", "one"));
@@ -224,7 +233,7 @@ fn what_becomes_of_a_bind_mount_is_said_and_shared_storage_is_tried() {
     };
     assert_eq!(move_it("a", "b", "=all").code, 2);
     let said = move_it("a", "b", "ed=skip");
-    assert!(said.code == 1 && said.stderr.contains("no bind mount at /bounded"), "{said:?}");
+    assert!(said.code == 1 && said.stderr.contains("no bind mount and no volume at /bounded"), "{said:?}");
     // Nodes of a lab share their files: it is what it is said to be, and nothing is left of the trial.
     let said = move_it("a", "b", "=shared");
     assert_eq!(said.code, 0, "{said:?}");
@@ -327,4 +336,127 @@ fn a_copy_of_a_bind_mount_that_is_not_committed_leaves_all_as_it_was() {
     let shown = victim.bed.done("a", &["inspect", NAME]);
     assert!(shown.contains("\"copy\""), "{shown}");
     victim.moves_in_the_end();
+}
+
+#[test]
+fn a_single_file_of_the_node_goes_with_the_service_from_node_to_node_and_stays_where_it_was() {
+    // The destination allows no path of its own: it needs none.
+    let bed = Bed::up("bind-file");
+    let preset = bed.build(Workload::Redis);
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let file = directory.path().join("app.conf");
+    fs::write(&file, "of the node").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+    let read_only = format!("{}:/etc/app.conf:ro,move=copy", file.display());
+    let written = directory.path().join("state");
+    fs::write(&written, "1\n").unwrap();
+    let own = format!("{}:/state:move=copy", written.display());
+    bed.run("a", "one", ADDRESS, &preset, &["-v", &read_only, "-v", &own]);
+    let said = bed.check("a", &["one", "--to", "b"]);
+    assert!(said.stdout.contains("goes with it, as volume one-etc-app.conf at /etc/app.conf"), "{said:?}");
+    // What the service has goes, and nothing else that has its name.
+    let away = file.with_extension("away");
+    fs::rename(&file, &away).unwrap();
+    fs::write(&file, "another").unwrap();
+    refused(&bed, "a", &["migrate", "one", "--to", "b"], &["something else is at that path now"]);
+    fs::rename(&away, &file).unwrap();
+
+    let names =
+        || vec![("one-etc-app.conf".to_owned(), "one".to_owned()), ("one-state".into(), "one".into())];
+    for (number, (from, to)) in [("a", "b"), ("b", "a"), ("a", "b")].into_iter().enumerate() {
+        bed.migrate("one", from, to);
+        let inside = PathBuf::from(format!("/proc/{}/root", bed.pid(to, "one")));
+        let conf = inside.join("etc/app.conf");
+        assert_eq!(fs::read_to_string(&conf).unwrap(), "of the node");
+        assert_eq!(fs::metadata(&conf).unwrap().permissions().mode() & 0o7777, 0o640);
+        assert!(fs::write(&conf, "x").unwrap_err().kind() == std::io::ErrorKind::ReadOnlyFilesystem);
+        let text = fs::read_to_string(inside.join("state")).unwrap();
+        assert_eq!(text.lines().count(), number + 1);
+        fs::write(inside.join("state"), text + "more\n").unwrap();
+        assert_eq!(volumes(&bed, to), names());
+        wait_for("the copies to be on one node", || volumes(&bed, from).is_empty().then_some(()));
+    }
+    assert_eq!(fs::read_to_string(&written).unwrap(), "1\n");
+    bed.done("b", &["restart", "one"]);
+    let inside = PathBuf::from(format!("/proc/{}/root", bed.pid("b", "one")));
+    assert_eq!(fs::read_to_string(inside.join("etc/app.conf")).unwrap(), "of the node");
+    bed.done("b", &["rm", "--force", "one"]);
+    let kept = path(&bed, "b", "one-state").join("state");
+    assert_eq!(fs::read_to_string(kept).unwrap(), "1\nmore\nmore\nmore\n");
+}
+
+/// A directory with `in/data` and `elsewhere/data`, and what turns `in` into a link to the other and back.
+struct Turned(tempfile::TempDir);
+
+impl Turned {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        for name in ["in/data", "elsewhere/data"] {
+            fs::create_dir_all(directory.path().join(name)).unwrap();
+        }
+        Self(directory)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn turn(&self) {
+        fs::rename(self.at("in"), self.at("away")).unwrap();
+        std::os::unix::fs::symlink(self.at("elsewhere"), self.at("in")).unwrap();
+    }
+
+    fn turn_back(&self) {
+        fs::remove_file(self.at("in")).unwrap();
+        fs::rename(self.at("away"), self.at("in")).unwrap();
+    }
+
+    fn allow(&self, config: &mut godwit_lab::LabConfig) {
+        let allowed = ["--allow-bind".to_owned(), self.0.path().display().to_string()];
+        config.programs.serve_arguments.extend(allowed);
+    }
+
+    fn flag(&self) -> String {
+        format!("{}:/bound:move=skip", self.at("in/data").display())
+    }
+}
+
+#[test]
+fn a_move_ends_before_its_commit_where_a_path_leads_elsewhere_than_when_it_was_looked_at() {
+    let turned = Turned::new();
+    let flag = turned.flag();
+    let victim = Victim::up_with(
+        "bind-turned",
+        |config, _| turned.allow(config),
+        |_| ["-v", &flag].map(str::to_owned).into(),
+    );
+    let attempt = victim.begin_and_hold("destination.prepared");
+    turned.turn();
+    victim.let_go("destination.prepared");
+    let why = attempt.aborted();
+    assert!(why.contains("/bound") && why.contains("the path has changed meanwhile"), "{why}");
+    turned.turn_back();
+    victim.is_as_before();
+    victim.moves_in_the_end();
+}
+
+#[test]
+fn a_service_that_has_come_starts_again_with_what_its_node_allows_and_nothing_else() {
+    let turned = Turned::new();
+    let bed = Bed::up_with("bind-again", |config| turned.allow(config));
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "one", ADDRESS, &preset, &["-v", &turned.flag()]);
+    // Its own node's user may name any path.
+    turned.turn();
+    bed.done("a", &["restart", "one"]);
+    turned.turn_back();
+    bed.done("a", &["restart", "one"]);
+    bed.migrate("one", "a", "b");
+    turned.turn();
+    refused(&bed, "b", &["restart", "one"], &["in/data", "a link is on the way there"]);
+    turned.turn_back();
+    bed.done("b", &["start", "one"]);
+    fs::write(turned.at("in/data/file"), "of b").unwrap();
+    let inside = format!("/proc/{}/root/bound/file", bed.pid("b", "one"));
+    assert_eq!(fs::read_to_string(inside).unwrap(), "of b");
 }

@@ -28,7 +28,7 @@ pub struct How {
     /// What may be done to a service that writes faster than the link carries
     #[arg(long, value_enum, value_delimiter = ',', value_name = "WHAT")]
     allow: Vec<Allow>,
-    /// What becomes of a bind mount, by its target: `skip` for what the destination has under the same path, `shared` for
+    /// What becomes of a bind mount or an engine's volume, by its target: `skip` for what the destination has under the same path, `shared` for
     /// storage that both nodes have, which is tried, `copy` for its files to go with the service, as a volume
     #[arg(long, value_name = "TARGET=WHAT", value_parser = values::on_move)]
     mount: Vec<(String, String)>,

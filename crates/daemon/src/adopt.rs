@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use godwit_api::v1::{self as api, AdoptRequest, RunRequest};
 use godwit_engine::foreign::{Found, Port};
-use godwit_engine::{EngineError, Keeper};
+use godwit_engine::{EngineError, Engines, Keeper, OnMove};
 use godwit_migration::{Attachment, LocalError, Restart, Service, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use tonic::Status;
@@ -37,7 +37,10 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
         name => name.to_owned(),
     };
     let asked = convert::service_name(&asked)?;
-    let found = engine.find(&asked, container, request.leave_networks).await.map_err(refused)?;
+    let stays = |said: &str| matches!(OnMove::named(said), Some(OnMove::Skip | OnMove::Shared));
+    let stay = request.mounts.iter().filter(|(_, said)| stays(said));
+    let stay = stay.map(|(target, _)| PathBuf::from(target)).collect();
+    let found = engine.find(&asked, container, request.leave_networks, &stay).await.map_err(refused)?;
     if request.publish.is_empty() && request.leave_networks {
         request.publish = found.ports.iter().map(published).collect::<Result<_, _>>()?;
     }
@@ -165,15 +168,27 @@ pub(crate) fn as_found(service: Service, found: Found) -> Service {
 }
 
 /// What the user says becomes of what the container has of the node.
-fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Result<(), Status> {
+pub(crate) fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Result<(), Status> {
+    let volumes =
+        service.kept.as_ref().map(Engines::volumes).transpose().map_err(internal)?.unwrap_or_default();
     for (target, said) in &request.mounts {
         let said = convert::on_move(said).map_err(Status::invalid_argument)?;
+        if let Some(mut mount) = volumes.iter().find(|mount| mount.target == Path::new(target)).cloned() {
+            // One that goes with it is its engine's affair alone.
+            if matches!(said, OnMove::Skip | OnMove::Shared)
+                && let Some(on_move) = mount.on_move()
+            {
+                *on_move = said;
+                service.mounts.push(mount);
+            }
+            continue;
+        }
         let mut binds = service.mounts.iter_mut().filter(|mount| mount.target == Path::new(target));
         match binds.find_map(|mount| mount.on_move()) {
             Some(on_move) => *on_move = said,
             None => {
                 return Err(Status::invalid_argument(format!(
-                    "{} has nothing of the node mounted at {target}",
+                    "{} has neither something of the node nor a volume mounted at {target}",
                     request.container
                 )));
             }

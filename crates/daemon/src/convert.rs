@@ -57,7 +57,7 @@ pub(crate) fn mounts(mounts: &[api::Mount]) -> Result<Vec<Mount>, Status> {
     mounts.iter().map(mount).collect()
 }
 
-fn mount(mount: &api::Mount) -> Result<Mount, Status> {
+pub(crate) fn mount(mount: &api::Mount) -> Result<Mount, Status> {
     let absolute = |path: &str, what: &str| {
         let plain = Path::new(path).components().all(|c| !matches!(c, std::path::Component::ParentDir));
         if Path::new(path).is_absolute() && plain && path != "/" {
@@ -80,7 +80,7 @@ fn mount(mount: &api::Mount) -> Result<Mount, Status> {
             MountKind::Bind { source, on_move: on_move(&mount.on_move).map_err(Status::invalid_argument)? }
         }
         "tmpfs" => MountKind::Tmpfs { size_bytes: mount.size_bytes },
-        "volume" => MountKind::Volume { name: volume_name(&mount.source)? },
+        "volume" => MountKind::Volume { name: volume_name(&mount.source)?, file: None },
         other => {
             return Err(Status::invalid_argument(format!(
                 "mounts of type {other:?} are not known; use bind, tmpfs or volume"
@@ -271,17 +271,20 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
 }
 
 fn shown_mount(mount: &Mount) -> api::Mount {
+    let of_volume = mount.engine_volume().map(|(_, on_move)| on_move);
+    let on_move = mount.bind().map(|(_, on_move)| on_move).or(of_volume);
     let (kind, source, size_bytes) = match &mount.kind {
         MountKind::Bind { source, .. } => ("bind", source.display().to_string(), 0),
         MountKind::Tmpfs { size_bytes } => ("tmpfs", String::new(), *size_bytes),
-        MountKind::Volume { name } => ("volume", name.to_string(), 0),
+        MountKind::Volume { name, .. } => ("volume", name.to_string(), 0),
+        MountKind::EngineVolume { name, .. } => ("volume", name.clone(), 0),
     };
     api::Mount {
         kind: kind.into(),
         source,
         target: mount.target.display().to_string(),
         read_only: mount.read_only,
-        on_move: mount.bind().map(|(_, on_move)| on_move.name().to_owned()).unwrap_or_default(),
+        on_move: on_move.map(|on_move| on_move.name().to_owned()).unwrap_or_default(),
         size_bytes,
     }
 }
@@ -409,10 +412,10 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
     })
 }
 
-/// What becomes of a bind mount in a move.
+/// What becomes of a mount in a move.
 pub(crate) fn on_move(name: &str) -> Result<OnMove, String> {
     OnMove::named(name)
-        .ok_or_else(|| format!("{name:?} is not what can become of a bind mount; say skip, shared or copy"))
+        .ok_or_else(|| format!("{name:?} is not what can become of a mount; say skip, shared or copy"))
 }
 
 /// Most streams: more than any machine has cores to fill them.

@@ -7,16 +7,19 @@
 //! From then on it is like one that was adopted ([`crate::adopt`]). The engine has no network for it: godwit's is there, and
 //! open, before the program's first instruction. Whatever fails, nothing is left but the image, as after a pull.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::v1::{self as api, AdoptRequest, Mount, RunRequest, run_request::Source};
-use godwit_engine::foreign::making::{Wanted, WantedImage, WantedRestart, WantedTmpfs, WantedVolume};
+use godwit_engine::foreign::making::{
+    Wanted, WantedBind, WantedImage, WantedRestart, WantedTmpfs, WantedVolume,
+};
 use godwit_engine::{EngineError, Keeper};
 use godwit_migration::{Restart, Service, error_chain, failpoint};
 use tonic::Status;
 
-use crate::adopt::{as_found, describe, refused};
+use crate::adopt::{as_found, describe, refused, say_of_mounts};
 use crate::convert;
 use crate::network::joined::join;
 use crate::node::Node;
@@ -45,6 +48,7 @@ pub(crate) async fn run(
     let name = convert::service_name(&request.name)?;
     let image = image(keeper, &request)?;
     let mut wanted = wanted(keeper, &request)?;
+    let said = binds_allowed(node, &request)?;
     let ports = convert::ports(&request.publish)?;
     // Its volumes are the engine's.
     request.mounts.clear();
@@ -53,13 +57,14 @@ pub(crate) async fn run(
         publish: request.publish.clone(),
         labels: request.labels.clone(),
         hooks: request.hooks.clone(),
+        mounts: said,
         ..AdoptRequest::default()
     };
     let maker = node.engines().makes(keeper);
     let promised = maker.promised(&name).map_err(internal)?;
     let service = Service { kept: Some(promised), ..describe(node, name, &of_service, &addresses)? };
     wanted.image = maker.image(&service.name, &image).await.map_err(refused)?;
-    let service = match make(node, keeper, service.clone(), &wanted).await {
+    let service = match make(node, keeper, service.clone(), (&wanted, &of_service)).await {
         Ok(service) => service,
         Err((service, error)) => {
             if let Err(left) = node.local().clear(&service).await {
@@ -81,7 +86,7 @@ async fn make(
     node: &Arc<Node>,
     keeper: Keeper,
     mut service: Service,
-    wanted: &Wanted,
+    wanted: (&Wanted, &AdoptRequest),
 ) -> Result<Service, (Service, Status)> {
     match make_steps(node, keeper, &mut service, wanted).await {
         Ok(()) => Ok(service),
@@ -93,7 +98,7 @@ async fn make_steps(
     node: &Arc<Node>,
     keeper: Keeper,
     service: &mut Service,
-    wanted: &Wanted,
+    (wanted, of_service): (&Wanted, &AdoptRequest),
 ) -> Result<(), Status> {
     let (local, maker) = (node.local(), node.engines().makes(keeper));
     // What an earlier service has left under the name must not mix with it.
@@ -115,6 +120,7 @@ async fn make_steps(
     let found = maker.begin(&local.config(service)).await.map_err(refused)?;
     let pid = found.pid;
     *service = as_found(service.clone(), found);
+    say_of_mounts(service, of_service)?;
     let taken = node.engines().adopts(keeper).take(&local.config(service)).await;
     match taken {
         Ok(state) if state.pid == pid => {}
@@ -178,18 +184,15 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
                 .into(),
         );
     }
-    let (mut volumes, mut tmpfs) = (Vec::new(), Vec::new());
+    let (mut volumes, mut binds, mut tmpfs) = (Vec::new(), Vec::new(), Vec::new());
     for mount in &request.mounts {
         match mount.kind.as_str() {
             "volume" => volumes.push(volume(mount)?),
             "tmpfs" => tmpfs.push(in_memory(mount)?),
-            "bind" => refused.push(format!(
-                "{} of the node on {}, which does not move with it; a volume does (`-v NAME:{}`)",
-                mount.source, mount.target, mount.target
-            )),
+            "bind" => binds.push(bind(mount)?),
             other => {
                 return Err(Status::invalid_argument(format!(
-                    "mounts of type {other:?} are not known; use tmpfs or volume"
+                    "mounts of type {other:?} are not known; use bind, tmpfs or volume"
                 )));
             }
         }
@@ -243,6 +246,7 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
             .collect(),
         restart: wanted_restart(restart),
         volumes,
+        binds,
         tmpfs,
     })
 }
@@ -273,6 +277,33 @@ fn volume(mount: &Mount) -> Result<WantedVolume, Status> {
     Ok(WantedVolume { name, target: target(mount)?, read_only: mount.read_only })
 }
 
+fn bind(mount: &Mount) -> Result<WantedBind, Status> {
+    if mount.source.contains([':', '\0']) {
+        return Err(Status::invalid_argument(format!(
+            "the source {:?} of a mount must be an absolute path without ':'",
+            mount.source
+        )));
+    }
+    Ok(WantedBind { source: mount.source.clone(), target: target(mount)?, read_only: mount.read_only })
+}
+
+/// What is said of the moves of what it is to have of the node, by target; an error where it cannot have that.
+fn binds_allowed(node: &Node, request: &RunRequest) -> Result<HashMap<String, String>, Status> {
+    let mut said = HashMap::new();
+    for mount in request.mounts.iter().filter(|mount| mount.kind == "bind") {
+        let checked = convert::mount(mount)?;
+        if let Some((source, _)) = checked.bind()
+            && let Some(objection) = node.local().binds.objection(source)
+        {
+            return Err(Status::invalid_argument(objection));
+        }
+        if !mount.on_move.is_empty() {
+            said.insert(mount.target.clone(), mount.on_move.clone());
+        }
+    }
+    Ok(said)
+}
+
 fn in_memory(mount: &Mount) -> Result<WantedTmpfs, Status> {
     Ok(WantedTmpfs { target: target(mount)?, size_bytes: mount.size_bytes, read_only: mount.read_only })
 }
@@ -296,13 +327,10 @@ mod tests {
             name: "web".into(),
             remove: true,
             networks: vec!["ns:/run/netns/x".into()],
-            mounts: vec![mount("bind", "/srv", "/data")],
             ..RunRequest::default()
         };
         let said = refusal(&request);
-        for words in
-            ["--engine podman", "--rm", "--network ns:", "/srv of the node on /data", "-v NAME:/data"]
-        {
+        for words in ["--engine podman", "--rm", "--network ns:"] {
             assert!(said.contains(words), "{words}: {said}");
         }
     }
@@ -313,6 +341,9 @@ mod tests {
             let request = RunRequest { mounts: vec![mount("tmpfs", "", target)], ..RunRequest::default() };
             assert!(refusal(&request).contains("target"), "{target}");
         }
+        let bound = mount("bind", "/srv:/etc", "/data");
+        let request = RunRequest { mounts: vec![bound], ..RunRequest::default() };
+        assert!(refusal(&request).contains("the source"));
         let image = |source: &str| {
             let is_path = source.starts_with('/');
             let source =

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use godwit_api::v1 as api;
 use godwit_engine::{ContainerStatus, EngineError};
+use godwit_migration::blocking::off_worker;
 use godwit_migration::{Backoff, LocalError, Service, error_chain};
 use godwit_names::ServiceName;
 use tonic::Status;
@@ -142,7 +143,8 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
         local.lay_out_again(&service).await?;
         // Open before the first instruction, so that a program that connects at once gets through.
         local.network.open(&service).await?;
-        let state = local.engine.run(&local.config(&service)).await?;
+        let (config, _checked) = off_worker(|| local.config_to_start(&service))?;
+        let state = local.engine.run(&config).await?;
         join(node, &service, state.pid).await
     };
     if let Err(error) = begun.await {

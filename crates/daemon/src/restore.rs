@@ -185,7 +185,8 @@ fn check(service: &Service) -> Result<(), Status> {
 /// A mount in the words of `godwit run`.
 fn as_asked(mount: &Mount) -> api::Mount {
     let (kind, source, size_bytes) = match &mount.kind {
-        MountKind::Volume { name } => ("volume", name.to_string(), 0),
+        MountKind::Volume { name, .. } => ("volume", name.to_string(), 0),
+        MountKind::EngineVolume { name, .. } => ("volume", name.clone(), 0),
         MountKind::Tmpfs { size_bytes } => ("tmpfs", String::new(), *size_bytes),
         MountKind::Bind { source, .. } => ("bind", source.to_string_lossy().into_owned(), 0),
     };

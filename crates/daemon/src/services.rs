@@ -349,7 +349,8 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     local.network.plug(service).await.map_err(internal)?;
     // Open before the first instruction, so that a program that connects at once gets through.
     local.network.open(service).await.map_err(internal)?;
-    local.engine.run(&local.config(service)).await.map_err(|error| match &error {
+    let (config, _checked) = off_worker(|| local.config_to_start(service)).map_err(internal)?;
+    local.engine.run(&config).await.map_err(|error| match &error {
         EngineError::Command { .. } => invalid(error),
         _ => internal(error),
     })?;

@@ -13,8 +13,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    self, AtFlags, CWD, Gid, Mode, OFlags, RawMode, RenameFlags, ResolveFlags, Statx, StatxFlags, Timespec,
-    Timestamps, Uid, XattrFlags,
+    self, AtFlags, CWD, FileType, Gid, Mode, OFlags, RawMode, RenameFlags, ResolveFlags, Statx, StatxFlags,
+    Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
@@ -95,6 +95,8 @@ pub(crate) enum Links {
 pub(crate) struct Root {
     fd: OwnedFd,
     resolve: ResolveFlags,
+    /// Whether it is a file, and no directory.
+    is_file: bool,
 }
 
 impl Root {
@@ -104,6 +106,16 @@ impl Root {
         Ok(Self::of(fd, links))
     }
 
+    /// Opens the directory `path`, or the regular file, below which nothing is.
+    pub(crate) fn open_or_file(path: &Path, links: Links) -> io::Result<Self> {
+        let fd = fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        match FileType::from_raw_mode(fs::fstat(&fd)?.st_mode) {
+            FileType::Directory => Ok(Self::of(fd, links)),
+            FileType::RegularFile => Ok(Self { is_file: true, ..Self::of(fd, links) }),
+            _ => Err(Errno::NOTDIR.into()),
+        }
+    }
+
     /// The directory that is open.
     pub(crate) fn of(fd: OwnedFd, links: Links) -> Self {
         let resolve = match links {
@@ -111,7 +123,7 @@ impl Root {
             Links::InRoot => ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
             Links::Beneath => ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
         };
-        Self { fd, resolve }
+        Self { fd, resolve, is_file: false }
     }
 
     /// Opens `path` with `flags`; the empty path is the root.
@@ -149,6 +161,9 @@ impl Root {
 
     /// Opens the inode at `path` itself, whatever it is, without following a last link.
     pub(crate) fn node(&self, path: &[u8]) -> io::Result<Node> {
+        if self.is_file && path.is_empty() {
+            return Ok(Node { fd: self.fd.try_clone()? });
+        }
         Ok(Node { fd: self.open_at(path, OFlags::PATH | OFlags::NOFOLLOW)? })
     }
 

@@ -40,6 +40,17 @@ pub enum MountKind {
     Volume {
         /// Its name.
         name: VolumeName,
+        /// The file in it that is mounted; nothing where that is the volume itself.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
+    },
+    /// A volume of the engine of others that keeps the container, if it does not go with that. One that does is in the
+    /// definition of that engine alone.
+    EngineVolume {
+        /// Its name in the engine.
+        name: String,
+        /// What becomes of it in a move.
+        on_move: OnMove,
     },
 }
 
@@ -96,14 +107,23 @@ impl Mount {
     pub fn bind(&self) -> Option<(&Path, OnMove)> {
         match &self.kind {
             MountKind::Bind { source, on_move } => Some((source, *on_move)),
-            MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
+            MountKind::Tmpfs { .. } | MountKind::Volume { .. } | MountKind::EngineVolume { .. } => None,
         }
     }
 
-    /// What becomes of it in a move, if it is bound.
+    /// The name of the engine's volume that it is, and what becomes of it, if it is one that does not go along.
+    #[must_use]
+    pub fn engine_volume(&self) -> Option<(&str, OnMove)> {
+        match &self.kind {
+            MountKind::EngineVolume { name, on_move } => Some((name, *on_move)),
+            MountKind::Bind { .. } | MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
+        }
+    }
+
+    /// What becomes of it in a move, if that is said of it.
     pub fn on_move(&mut self) -> Option<&mut OnMove> {
         match &mut self.kind {
-            MountKind::Bind { on_move, .. } => Some(on_move),
+            MountKind::Bind { on_move, .. } | MountKind::EngineVolume { on_move, .. } => Some(on_move),
             MountKind::Tmpfs { .. } | MountKind::Volume { .. } => None,
         }
     }
@@ -112,10 +132,29 @@ impl Mount {
     #[must_use]
     pub fn volume(&self) -> Option<&VolumeName> {
         match &self.kind {
-            MountKind::Volume { name } => Some(name),
-            MountKind::Bind { .. } | MountKind::Tmpfs { .. } => None,
+            MountKind::Volume { name, .. } => Some(name),
+            MountKind::Bind { .. } | MountKind::Tmpfs { .. } | MountKind::EngineVolume { .. } => None,
         }
     }
+}
+
+/// What is bound of a node, and goes with its container as a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    /// The volume that it is.
+    pub name: VolumeName,
+    /// Where the container has it.
+    pub target: PathBuf,
+    /// The file in the volume that it is, if it is a file.
+    pub file: Option<String>,
+}
+
+/// Whether this can be the name of a file in a volume; it becomes a part of paths.
+#[must_use]
+pub fn is_file_name(name: &str) -> bool {
+    (1..=255).contains(&name.len())
+        && !matches!(name, "." | "..")
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/')
 }
 
 /// An engine of others, whose own commands manage the containers that it keeps.
@@ -165,6 +204,17 @@ pub struct Kept {
     pub definition: serde_json::Value,
 }
 
+/// Which file or directory of the node a container is to have at a place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Where the container has it.
+    pub target: PathBuf,
+    /// The number of its device.
+    pub device: u64,
+    /// That of its inode.
+    pub inode: u64,
+}
+
 /// All that is needed to make a container; says nothing of images (see [`crate::image`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerConfig {
@@ -184,6 +234,10 @@ pub struct ContainerConfig {
     pub env: Vec<String>,
     /// Mounts beside the root and the standard `/proc`, `/dev`, `/sys`, `/dev/shm`.
     pub mounts: Vec<Mount>,
+    /// What it must have where it has something of the node, before its program runs. A runtime follows paths, which may lead
+    /// elsewhere by then.
+    #[serde(default)]
+    pub bound: Vec<Identity>,
     /// Memory limit in bytes; 0 for none.
     pub memory_bytes: u64,
     /// CPU limit in thousandths of a CPU; 0 for none.
@@ -351,6 +405,18 @@ impl ContainerConfig {
         files::moving(&self.directory_of_root(), has_volumes)
     }
 
+    /// What becomes of a volume of its engine's that does not go with it; nothing of one that does.
+    pub(crate) fn stays(&self, volume: &str) -> Option<OnMove> {
+        let of_engine = self.mounts.iter().filter_map(Mount::engine_volume);
+        of_engine.filter(|(name, _)| *name == volume).map(|(_, on_move)| on_move).next()
+    }
+
+    /// What of a volume of it is mounted there.
+    pub(crate) fn volume_or_file(&self, name: &VolumeName, file: Option<&str>) -> PathBuf {
+        let volume = self.volume(name);
+        file.map_or_else(|| volume.clone(), |file| volume.join(file))
+    }
+
     /// Where a volume of it is.
     pub(crate) fn volume(&self, name: &VolumeName) -> PathBuf {
         files::volumes(&self.directory_of_root()).join(name)
@@ -367,7 +433,7 @@ impl ContainerConfig {
             MountKind::Tmpfs { size_bytes } => {
                 Some(DefinedTmpfs { source: "tmpfs", target: mount.target.clone(), size_bytes, mode: None })
             }
-            MountKind::Bind { .. } | MountKind::Volume { .. } => None,
+            MountKind::Bind { .. } | MountKind::Volume { .. } | MountKind::EngineVolume { .. } => None,
         });
         let of = |source, target: &str, mode| DefinedTmpfs {
             source,
@@ -379,6 +445,15 @@ impl ContainerConfig {
         let is_there = |of: &DefinedTmpfs| self.mounts.iter().all(|mount| mount.target != of.target);
         own.chain(standard.into_iter().filter(is_there)).collect()
     }
+}
+
+/// Where a volume of an engine of others is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumePlace {
+    /// The directory with its files.
+    pub path: PathBuf,
+    /// Whether the engine mounts something there while a container has it.
+    pub mounted_in_use: bool,
 }
 
 /// The numbers of the pipes that are a container's standard output and standard error: those in its images.
@@ -509,6 +584,23 @@ pub trait Engine: Send + Sync {
     /// Every reason why this node's engine cannot take a container that is on its way here.
     async fn objections(&self, _config: &ContainerConfig) -> Vec<String> {
         Vec::new()
+    }
+    /// Where a volume of this node's engine, which is that of this container, has its files; nothing where there is none of
+    /// that name.
+    async fn volume_place(
+        &self,
+        _config: &ContainerConfig,
+        _volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        Ok(None)
+    }
+    /// What speaks against having a volume of a container's engine go with it.
+    async fn against_taking(
+        &self,
+        _config: &ContainerConfig,
+        _volume: &str,
+    ) -> Result<Vec<String>, EngineError> {
+        Ok(Vec::new())
     }
     /// Bytes of the image of a container which its engine keeps, as the engine counts them.
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {

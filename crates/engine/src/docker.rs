@@ -23,18 +23,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::{ServiceName, VolumeName};
+use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
+    RestoreRequest, VolumePlace, io_error,
 };
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::{Processes, process};
 use crate::runc::path_variable;
 use api::{Api, ApiError, encoded, filtered};
@@ -122,6 +123,11 @@ impl Docker {
         self.api.get("/info").await.map_err(self.failed(name, "tell its storage for"))
     }
 
+    /// Where dockerd has the volumes of its own driver.
+    async fn volumes_in(&self, name: &ServiceName) -> Result<PathBuf, EngineError> {
+        Ok(self.info(name).await?.docker_root_dir.join("volumes"))
+    }
+
     /// What a configuration says of a container in Docker.
     fn kept<'a>(&self, config: &'a ContainerConfig) -> Result<(&'a Kept, Definition), EngineError> {
         let kept = self.care.kept(config)?;
@@ -194,15 +200,34 @@ impl Docker {
 /// It is not understood.
 pub fn passed_on(definition: &Value) -> std::io::Result<Option<Value>> {
     let told = Definition::told(definition)?.of_no_node();
-    Ok(told.objections(&[]).is_empty().then(|| told.to_create(&told.image.0, RUNTIME, "")))
+    Ok(told
+        .objections(&[])
+        .is_empty()
+        .then(|| told.to_create(&told.image.0, (RUNTIME, ""), Path::new("/volumes"))))
 }
 
 /// A definition with volumes of Docker's in the place of what it has of a node at these targets.
 ///
 /// # Errors
 /// It is not understood.
-pub fn with_volumes(definition: &Value, volumes: &[(VolumeName, PathBuf)]) -> std::io::Result<Value> {
+pub fn with_volumes(definition: &Value, volumes: &[Copied]) -> std::io::Result<Value> {
     Ok(Definition::told(definition)?.with_volumes(volumes).value())
+}
+
+/// The volumes of a definition, as mounts of which nothing has been said.
+///
+/// # Errors
+/// It is not understood.
+pub fn volumes(definition: &Value) -> std::io::Result<Vec<Mount>> {
+    Ok(Definition::told(definition)?.volume_mounts())
+}
+
+/// Where a definition has files that have come with the container.
+///
+/// # Errors
+/// It is not understood.
+pub fn files(definition: &Value) -> std::io::Result<Vec<PathBuf>> {
+    Ok(Definition::told(definition)?.files.into_iter().map(|of| of.target.into()).collect())
 }
 
 #[async_trait]
@@ -219,7 +244,7 @@ impl Keeps for Docker {
         let (_, definition) = self.kept(config)?;
         let volumes = definition.volumes_and_targets();
         let bound = definition.binds.iter().map(|bound| bound.target.clone().into()).collect();
-        Ok(Inside { volumes, bound, masked: definition.masked() })
+        Ok(Inside { volumes, bound, masked: definition.masked(), files: definition.files })
     }
 
     async fn find_one(
@@ -227,9 +252,9 @@ impl Keeps for Docker {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
-        _: Option<&Path>,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError> {
-        self.find(name, container, leaves_networks).await
+        self.find(name, container, leaves_networks, beside).await
     }
 
     async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError> {
@@ -282,7 +307,7 @@ impl Keeps for Docker {
             found.push(format!("Docker has a container {name} there already; `docker rm` removes it"));
         }
         for (volume, _) in definition.volumes_and_targets() {
-            if self.volume(&config.name, &volume).await?.is_some() {
+            if config.stays(&volume).is_none() && self.volume(&config.name, &volume).await?.is_some() {
                 found.push(format!(
                     "Docker has a volume {volume} there already; `docker volume rm` removes it"
                 ));
@@ -291,7 +316,7 @@ impl Keeps for Docker {
         let device =
             |place: &str| std::fs::metadata(info.docker_root_dir.join(place)).map(|found| found.dev()).ok();
         let mut places = vec!["overlay2"];
-        if !definition.volumes.is_empty() {
+        if !definition.volumes.is_empty() || !definition.files.is_empty() {
             places.push("volumes");
         }
         if let Some(place) = places.into_iter().find(|place| device(place) != device("")) {
@@ -303,6 +328,27 @@ impl Keeps for Docker {
 
     async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError> {
         Ok(self.inspect(name, id).await?.map(|inspected| inspected.look()))
+    }
+
+    async fn against_volumes(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        self.volume_objections(name, volumes, users).await
+    }
+
+    async fn place_of_volume(
+        &self,
+        name: &ServiceName,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        let place = |found: InspectedVolume| VolumePlace {
+            mounted_in_use: found.options.is_some_and(|options| !options.is_empty()),
+            path: found.mountpoint,
+        };
+        Ok(self.volume(name, volume).await?.map(place))
     }
 
     async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError> {
@@ -317,6 +363,13 @@ impl Keeps for Docker {
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes_and_targets() {
+            if let Some(on_move) = config.stays(&volume) {
+                match (self.volume(&config.name, &volume).await?, on_move) {
+                    (Some(_), _) => continue,
+                    (None, OnMove::Skip) => {}
+                    (None, _) => return Err(self.care.no_volume(config, &volume)),
+                }
+            }
             let made = json!({ "Name": volume, "Labels": { ARRIVAL_LABEL: token } });
             self.about(config, "make a volume of", "/volumes/create", Some(&made), SHORT).await?;
             // Docker says the same of one that somebody has.
@@ -324,6 +377,12 @@ impl Keeps for Docker {
                 let reason = format!("it has a volume {volume} there already; `docker volume rm` removes it");
                 return Err(self.care.failed(&config.name, "make a volume of", reason));
             }
+        }
+        for of in &definition.files {
+            let place = definition::place_of(&self.volumes_in(&config.name).await?, &of.volume);
+            of.make(&place).map_err(|source| {
+                io_error(&config.name, format!("make a file in {}", place.display()), source)
+            })?;
         }
         Ok(())
     }

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::VolumeName;
 use tokio::sync::mpsc;
 
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, DumpTarget, Engine, EngineError, Keeper, Kept,
-    OutputPipes, RestoreRequest, Tmpfs, Usage,
+    BegunRestore, ContainerConfig, ContainerState, Copied, DumpTarget, Engine, EngineError, Keeper, Kept,
+    Mount, OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace,
 };
 use crate::docker::{self, Docker};
 use crate::exec::{ExecIo, ExecRequest};
@@ -54,12 +53,34 @@ impl Engines {
     ///
     /// # Errors
     /// Its definition is not understood.
-    pub fn with_volumes(kept: &Kept, volumes: &[(VolumeName, PathBuf)]) -> io::Result<Kept> {
+    pub fn with_volumes(kept: &Kept, volumes: &[Copied]) -> io::Result<Kept> {
         let definition = match kept.keeper {
             Keeper::Podman => podman::with_volumes(&kept.definition, volumes)?,
             Keeper::Docker => docker::with_volumes(&kept.definition, volumes)?,
         };
         Ok(Kept { definition, ..kept.clone() })
+    }
+
+    /// The volumes that an engine of others has for a container: the name and the place of each, and whether writes are refused.
+    ///
+    /// # Errors
+    /// Its definition is not understood.
+    pub fn volumes(kept: &Kept) -> io::Result<Vec<Mount>> {
+        match kept.keeper {
+            Keeper::Podman => podman::volumes(&kept.definition),
+            Keeper::Docker => docker::volumes(&kept.definition),
+        }
+    }
+
+    /// Where a container that an engine of others keeps has files that came with it, in volumes of the engine's.
+    ///
+    /// # Errors
+    /// Its definition is not understood.
+    pub fn files(kept: &Kept) -> io::Result<Vec<PathBuf>> {
+        match kept.keeper {
+            Keeper::Podman => podman::files(&kept.definition),
+            Keeper::Docker => docker::files(&kept.definition),
+        }
     }
 
     /// How an engine of others makes containers for godwit.
@@ -76,6 +97,22 @@ impl Engines {
 impl Engine for Engines {
     async fn objections(&self, config: &ContainerConfig) -> Vec<String> {
         self.of(config).objections(config).await
+    }
+
+    async fn volume_place(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        self.of(config).volume_place(config, volume).await
+    }
+
+    async fn against_taking(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+    ) -> Result<Vec<String>, EngineError> {
+        self.of(config).against_taking(config, volume).await
     }
 
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {

@@ -47,11 +47,15 @@ pub fn volumes(directory: &Path) -> PathBuf {
 }
 
 /// Refuses what another node has sent as the files of a container with volumes, unless the parts that are used by their paths
-/// are directories, and the volumes are these. Nobody but the receiver of the files may write to them.
+/// are directories, the volumes are these, and the files of them that are mounted are files. Nobody but the receiver of the files may write to them.
 ///
 /// # Errors
 /// It is something else.
-pub fn check(directory: &Path, expected: &BTreeSet<&VolumeName>) -> Result<(), TreeError> {
+pub fn check(
+    directory: &Path,
+    expected: &BTreeSet<&VolumeName>,
+    mounted: &[(&VolumeName, &str)],
+) -> Result<(), TreeError> {
     if expected.is_empty() {
         return Ok(());
     }
@@ -79,7 +83,30 @@ pub fn check(directory: &Path, expected: &BTreeSet<&VolumeName>) -> Result<(), T
             return refused(&path, "it is no directory");
         }
     }
+    for (name, file) in mounted {
+        let path = [VOLUMES, name.as_str(), file].join("/").into_bytes();
+        let root = Root::open(&files, Links::Refused);
+        let is_file = root.and_then(|root| root.node(&path)?.statx()).is_ok_and(|found| is_file(&found));
+        if !is_file {
+            return refused(&path, "it is no file");
+        }
+    }
     Ok(())
+}
+
+fn is_file(found: &rustix::fs::Statx) -> bool {
+    rustix::fs::FileType::from_raw_mode(found.stx_mode.into()) == rustix::fs::FileType::RegularFile
+}
+
+/// Refuses a volume that another node has sent, unless this is a file in it and no link.
+///
+/// # Errors
+/// It is something else.
+pub(crate) fn check_file(volume: &Path, file: &str) -> io::Result<()> {
+    match Root::open(volume, Links::Refused)?.node(file.as_bytes())?.statx()? {
+        found if is_file(&found) => Ok(()),
+        _ => Err(io::Error::other("what has come in the place of a file is none")),
+    }
 }
 
 /// Whether no other filesystem begins in a volume, whose files are not the volume's.
@@ -211,19 +238,31 @@ mod tests {
             let scratch = tempfile::tempdir().unwrap();
             fs::create_dir_all(scratch.path().join("files/diff")).unwrap();
             fs::create_dir_all(scratch.path().join("files/volumes/data")).unwrap();
+            fs::write(scratch.path().join("files/volumes/data/conf"), "").unwrap();
             scratch
         };
         let right = tree();
-        check(right.path(), &expected).unwrap();
-        check(right.path(), &BTreeSet::new()).unwrap();
+        let mounted = [(&data, "conf")];
+        check(right.path(), &expected, &mounted).unwrap();
+        check(right.path(), &BTreeSet::new(), &[]).unwrap();
+        check_file(&right.path().join("files/volumes/data"), "conf").unwrap();
+        assert!(check_file(&right.path().join("files/volumes"), "data").is_err(), "a directory");
         type Spoil = fn(&Path);
-        let spoilt: [(&str, Spoil); 6] = [
+        let spoilt: [(&str, Spoil); 8] = [
+            ("a link in the place of a file that is mounted", |files| {
+                fs::remove_file(files.join("volumes/data/conf")).unwrap();
+                symlink("/etc/passwd", files.join("volumes/data/conf")).unwrap();
+                assert!(check_file(&files.join("volumes/data"), "conf").is_err());
+            }),
+            ("without a file that is mounted", |files| {
+                fs::remove_file(files.join("volumes/data/conf")).unwrap();
+            }),
             ("a link in the place of the changes", |files| {
                 fs::remove_dir(files.join("diff")).unwrap();
                 symlink("/etc", files.join("diff")).unwrap();
             }),
             ("a link in the place of a volume", |files| {
-                fs::remove_dir(files.join("volumes/data")).unwrap();
+                fs::remove_dir_all(files.join("volumes/data")).unwrap();
                 symlink("/", files.join("volumes/data")).unwrap();
             }),
             ("a link in the place of all volumes", |files| {
@@ -231,16 +270,16 @@ mod tests {
                 symlink("elsewhere", files.join("volumes")).unwrap();
             }),
             ("a file in the place of a volume", |files| {
-                fs::remove_dir(files.join("volumes/data")).unwrap();
+                fs::remove_dir_all(files.join("volumes/data")).unwrap();
                 fs::write(files.join("volumes/data"), "").unwrap();
             }),
             ("a volume that it does not have", |files| fs::create_dir(files.join("volumes/other")).unwrap()),
-            ("without its volume", |files| fs::remove_dir(files.join("volumes/data")).unwrap()),
+            ("without its volume", |files| fs::remove_dir_all(files.join("volumes/data")).unwrap()),
         ];
         for (what, spoil) in spoilt {
             let scratch = tree();
             spoil(&scratch.path().join("files"));
-            let refused = check(scratch.path(), &expected).unwrap_err();
+            let refused = check(scratch.path(), &expected, &mounted).unwrap_err();
             assert!(matches!(refused, TreeError::Refused { .. }), "{what}: {refused}");
         }
     }

@@ -18,6 +18,7 @@ pub(crate) mod archive;
 pub(crate) mod bound;
 mod commands;
 pub(crate) mod environment;
+pub(crate) mod file;
 pub(crate) mod files;
 pub(crate) mod instructions;
 mod keeps;
@@ -39,7 +40,7 @@ use tokio::sync::mpsc;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError,
-    OutputPipes, RestoreRequest, Tmpfs, Usage, io_error,
+    OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace, io_error,
 };
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files::place_of;
@@ -50,7 +51,7 @@ use removal::remove;
 
 pub(crate) use adopts::on_networks;
 pub use adopts::{Adopts, Found, Port};
-pub(crate) use keeps::{Care, Inside, Keeps, Look};
+pub(crate) use keeps::{Beside, Care, Inside, Keeps, Look};
 
 /// How long a call of an engine may take that only asks, or changes a record.
 pub(crate) const SHORT: Duration = Duration::from_secs(20);
@@ -154,6 +155,25 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         asking.await.unwrap_or_else(|error: EngineError| vec![error.to_string()])
     }
 
+    async fn volume_place(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        match is_volume(volume) {
+            true => self.place_of_volume(&config.name, volume).await,
+            false => Ok(None),
+        }
+    }
+
+    async fn against_taking(
+        &self,
+        config: &ContainerConfig,
+        volume: &str,
+    ) -> Result<Vec<String>, EngineError> {
+        self.against_volumes(&config.name, &[volume.to_owned()], 1).await
+    }
+
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         // What an engine counts may be 0, which means that there is nothing to send.
         Ok(self.size_of_image(config).await?.max(1))
@@ -205,7 +225,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         }
         let failed =
             |source| io_error(&config.name, format!("bind its files into {}", tree.display()), source);
-        files::bind(&record, &tree).map_err(failed)?;
+        files::bind(&record, &tree, &|volume| config.stays(volume).is_some()).map_err(failed)?;
         Ok(tree)
     }
 
@@ -294,7 +314,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         };
         let path = PathBuf::from(format!("/proc/{}/mountinfo", life.pid));
         let mounts = fs::read_to_string(&path).map_err(io(&path))?;
-        let inside = self.inside(config)?;
+        let inside = self.inside(config)?.for_this_move(config);
         let failed = |source| io_error(&config.name, "find the places of its volumes".into(), source);
         let places = places(&life.root, &inside.volumes).map_err(failed)?;
         let bound: Vec<_> = inside
@@ -310,6 +330,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let volumes = Record::of(config)?.volumes.into_iter().filter_map(|volume| {
             let named = |(name, _): &&(String, String)| *name == volume.name;
             let at = inside.volumes.iter().position(|known| named(&known))?;
+            // Nothing is in a file.
+            if inside.files.iter().any(|file| file.volume == volume.name) {
+                return None;
+            }
             Some((places.get(at)?.into(), volume.files))
         });
         let volumes = volumes.collect();
@@ -374,7 +398,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
 
     async fn departed(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         if Record::read(config)?.is_some_and(|record| !record.departed) {
-            Record::change(config, |record| record.departed = true)?;
+            Record::change(config, |record| {
+                record.departed = true;
+                record.volumes.retain(|volume| config.stays(&volume.name).is_none());
+            })?;
         }
         Ok(())
     }

@@ -17,22 +17,23 @@ mod settings;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use godwit_names::{ServiceName, VolumeName};
+use godwit_names::ServiceName;
 use tokio::sync::{OnceCell, mpsc};
 
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
+    RestoreRequest, VolumePlace, io_error,
 };
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, SHORT};
 use crate::processes::Processes;
 use crate::runc::path_variable;
 use command::{Call, Storage, failed};
@@ -118,11 +119,24 @@ pub fn passed_on(definition: &serde_json::Value, id: &str) -> io::Result<Option<
 ///
 /// # Errors
 /// It is not understood.
-pub fn with_volumes(
-    definition: &serde_json::Value,
-    volumes: &[(VolumeName, PathBuf)],
-) -> io::Result<serde_json::Value> {
+pub fn with_volumes(definition: &serde_json::Value, volumes: &[Copied]) -> io::Result<serde_json::Value> {
     Ok(Definition::told(definition)?.of_no_node().with_volumes(volumes).value())
+}
+
+/// The volumes of a definition, as mounts of which nothing has been said.
+///
+/// # Errors
+/// It is not understood.
+pub fn volumes(definition: &serde_json::Value) -> io::Result<Vec<Mount>> {
+    Ok(Definition::told(definition)?.volume_mounts())
+}
+
+/// Where a definition has files that have come with the container.
+///
+/// # Errors
+/// It is not understood.
+pub fn files(definition: &serde_json::Value) -> io::Result<Vec<PathBuf>> {
+    Ok(Definition::told(definition)?.files.into_iter().map(|of| of.target.into()).collect())
 }
 
 #[async_trait]
@@ -140,7 +154,7 @@ impl Keeps for Podman {
         let volumes = definition.volumes_and_targets();
         let bound = definition.binds().into_iter().map(|mount| mount.target).collect();
         let masked = definition.masked().into_iter().map(str::to_owned).collect();
-        Ok(Inside { volumes, bound, masked })
+        Ok(Inside { volumes, files: definition.files, bound, masked })
     }
 
     async fn find_one(
@@ -148,9 +162,9 @@ impl Keeps for Podman {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
-        namespace: Option<&Path>,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError> {
-        self.find(name, container, leaves_networks, namespace).await
+        self.find(name, container, leaves_networks, beside).await
     }
 
     async fn have_image(&self, name: &ServiceName, image: &WantedImage) -> Result<String, EngineError> {
@@ -201,11 +215,19 @@ impl Keeps for Podman {
             }
         }
         let storage = self.storage(&config.name).await?;
-        for (volume, _) in definition.volumes().unwrap_or_default() {
-            if self.has_volume(&config.name, volume).await? {
-                found.push(format!(
+        for (volume, _) in &definition.volumes_and_targets() {
+            let place = self.place_of_volume(&config.name, volume).await?;
+            match (config.stays(volume), place) {
+                (None, Some(_)) => found.push(format!(
                     "Podman has a volume {volume} there already; `podman volume rm` removes it"
-                ));
+                )),
+                (Some(_), Some(VolumePlace { path: place, .. })) if place != storage.place_of(volume) => {
+                    found.push(format!(
+                        "Podman has its volume {volume} outside of its storage there, in {}",
+                        place.display()
+                    ))
+                }
+                _ => {}
             }
             if !storage.volumes.starts_with(&storage.root) {
                 found.push(format!(
@@ -219,6 +241,33 @@ impl Keeps for Podman {
 
     async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError> {
         Ok(self.inspect(name, id).await?.map(|inspected| inspected.look()))
+    }
+
+    async fn against_volumes(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError> {
+        let root = self.storage(name).await?.root.clone();
+        let volumes: Vec<_> = volumes.iter().map(String::as_str).collect();
+        self.volume_objections(name, &volumes, &root, users).await
+    }
+
+    async fn place_of_volume(
+        &self,
+        name: &ServiceName,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError> {
+        if !self.has_volume(name, volume).await? {
+            return Ok(None);
+        }
+        let found = self.volumes(name, &[volume]).await?.into_iter().next();
+        let place = |found: command::InspectedVolume| VolumePlace {
+            mounted_in_use: !found.options.is_empty(),
+            path: found.mountpoint,
+        };
+        Ok(found.map(place))
     }
 
     async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError> {
@@ -238,11 +287,24 @@ impl Keeps for Podman {
 
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
-        for (volume, _) in definition.volumes().unwrap_or_default() {
+        for (volume, _) in &definition.volumes_and_targets() {
+            if let Some(on_move) = config.stays(volume) {
+                match (self.has_volume(&config.name, volume).await?, on_move) {
+                    (true, _) => continue,
+                    (false, OnMove::Skip) => {}
+                    (false, _) => return Err(self.care.no_volume(config, volume)),
+                }
+            }
             let label = format!("{ARRIVAL_LABEL}={token}");
             let words = ["volume", "create", "--label", &label, "--", volume].map(OsStr::new).to_vec();
             let call = Call { name: &config.name, action: "make a volume of", words, settings: None };
             self.call(&call, SHORT).await?;
+        }
+        for of in &definition.files {
+            let place = self.storage(&config.name).await?.place_of(&of.volume);
+            of.make(&place).map_err(|source| {
+                io_error(&config.name, format!("make a file in {}", place.display()), source)
+            })?;
         }
         Ok(())
     }
@@ -250,7 +312,7 @@ impl Keeps for Podman {
     async fn made_volumes(&self, config: &ContainerConfig, token: &str) -> Result<Vec<String>, EngineError> {
         let Ok((_, definition)) = self.kept(config) else { return Ok(Vec::new()) };
         let mut names = Vec::new();
-        for (volume, _) in definition.volumes().unwrap_or_default() {
+        for (volume, _) in &definition.volumes_and_targets() {
             if self.has_volume(&config.name, volume).await? {
                 let found = self.volumes(&config.name, &[volume]).await?;
                 let made = found

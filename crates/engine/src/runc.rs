@@ -373,9 +373,12 @@ fn place_of(config: &ContainerConfig, mount: &Mount) -> Result<PathBuf, EngineEr
     files::place_of(&config.rootfs, &mount.target).map_err(|source| io_error(&config.name, action(), source))
 }
 
-/// The places of a container's volumes, and their directories.
+/// The places of a container's volumes, and their directories. Nothing is in one that is a file.
 fn volumes(config: &ContainerConfig) -> Result<Vec<(PathBuf, PathBuf)>, EngineError> {
-    let volumes = config.mounts.iter().filter_map(|mount| Some((mount, config.volume(mount.volume()?))));
+    let volumes = config.mounts.iter().filter_map(|mount| match &mount.kind {
+        MountKind::Volume { name, file: None } => Some((mount, config.volume(name))),
+        _ => None,
+    });
     volumes.map(|(mount, directory)| Ok((place_of(config, mount)?, directory))).collect()
 }
 

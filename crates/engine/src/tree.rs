@@ -156,6 +156,16 @@ pub fn sync(root: &Path) -> Result<(), TreeError> {
     rustix::fs::syncfs(&directory).map_err(|error| fault(error.into()))
 }
 
+/// Opens the root of a tree that is to be read: a directory, or a file that is the whole tree.
+fn open_source(root: &Path) -> Result<Root, TreeError> {
+    Root::open_or_file(root, Links::Refused).map_err(|source| TreeError::Io {
+        root: root.to_path_buf(),
+        action: "open the directory or file".into(),
+        path: "/".into(),
+        source,
+    })
+}
+
 /// Opens the root directory of a tree, beneath which no link is followed.
 fn open_root(root: &Path) -> Result<Root, TreeError> {
     Root::open(root, Links::Refused).map_err(|source| TreeError::Io {

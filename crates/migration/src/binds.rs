@@ -7,10 +7,16 @@
 //! Paths are opened component by component, and no link is followed below an allowed directory: another service may
 //! be able to write there, and must not make the path lead out.
 
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use godwit_engine::{Identity, Mount};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
+
+use crate::storage::inside;
 
 /// What a node's directories are protected by.
 #[derive(Debug, Clone, Default)]
@@ -21,65 +27,160 @@ pub struct Binds {
     pub own: Vec<PathBuf>,
 }
 
+/// Something of this node that a service may have, as it was looked at. It is open, so that nothing else gets its number.
+#[derive(Debug)]
+pub struct Checked {
+    source: PathBuf,
+    identity: Identity,
+    _opened: OwnedFd,
+}
+
+impl Checked {
+    pub(crate) fn new(source: &Path, target: &Path, opened: OwnedFd) -> Result<Self, String> {
+        let found = opened.try_clone().and_then(|opened| File::from(opened).metadata());
+        let found = found.map_err(|error| format!("{} cannot be looked at: {error}", source.display()))?;
+        let identity = Identity { target: target.to_owned(), device: found.dev(), inode: found.ino() };
+        Ok(Self { source: source.to_owned(), identity, _opened: opened })
+    }
+
+    /// Why a service with this root directory has something else in its place, if it has.
+    pub(crate) fn objection(&self, root: &Path) -> Option<String> {
+        let Self { source, identity: Identity { target, device, inode }, .. } = self;
+        let (source, shown) = (source.display(), target.display());
+        match inside(root, target) {
+            Ok(found) if (found.dev(), found.ino()) == (*device, *inode) => None,
+            Ok(_) => Some(format!(
+                "what it has at {shown} is not what was at {source} when it was looked at: the path has changed meanwhile; try again"
+            )),
+            Err(error) => Some(format!("what it has at {shown}, of {source}, cannot be looked at: {error}")),
+        }
+    }
+}
+
+/// What the engine is to find where a service has these.
+#[must_use]
+pub fn identities(checked: &[Checked]) -> Vec<Identity> {
+    checked.iter().map(|checked| checked.identity.clone()).collect()
+}
+
 impl Binds {
     /// Why a directory or file cannot be mounted into a service of this node, if it cannot.
     #[must_use]
     pub fn objection(&self, source: &Path) -> Option<String> {
-        let Ok(source) = source.canonicalize() else {
-            return Some(format!(
-                "{}, which is mounted into the service, does not exist there",
-                source.display()
-            ));
-        };
+        self.open(source).err()
+    }
+
+    /// Opens a directory or file that is to be mounted into a service of this node; or why it cannot.
+    ///
+    /// # Errors
+    /// In a sentence.
+    pub fn open(&self, source: &Path) -> Result<OwnedFd, String> {
+        let opened = open(source, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|_| {
+            format!("{}, which is mounted into the service, does not exist there", source.display())
+        })?;
+        self.is_not_own(source, opened)
+    }
+
+    fn is_not_own(&self, source: &Path, opened: OwnedFd) -> Result<OwnedFd, String> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd()))
+            .map_err(|error| format!("where {} leads cannot be found: {error}", source.display()))?;
         let touches = |own: &PathBuf| {
             let own = own.canonicalize().unwrap_or_else(|_| own.clone());
-            source.starts_with(&own) || own.starts_with(&source)
+            path.starts_with(&own) || own.starts_with(&path)
         };
-        self.own.iter().find(|own| touches(own)).map(|own| {
-            format!(
+        match self.own.iter().find(|own| touches(own)) {
+            None => Ok(opened),
+            Some(own) => Err(format!(
                 "{} cannot be mounted into a service: it shows {}, which is godwit's own",
                 source.display(),
                 own.display()
-            )
-        })
+            )),
+        }
     }
 
     /// The same for a service that comes from another node to node `here`.
     #[must_use]
     pub fn foreign_objection(&self, source: &Path, here: &str) -> Option<String> {
+        self.open_foreign(source, here).err()
+    }
+
+    /// Opens what is to be mounted into a service that comes from another node to node `here`; or why it cannot.
+    ///
+    /// # Errors
+    /// In a sentence.
+    pub fn open_foreign(&self, source: &Path, here: &str) -> Result<OwnedFd, String> {
         if !source.exists() {
-            return self.objection(source);
+            return self.open(source);
         }
-        if !self.allowed.iter().any(|allowed| is_below(allowed, source)) {
-            return Some(format!(
+        let opened = self.allowed.iter().find_map(|allowed| open_below(allowed, source)).ok_or_else(|| {
+            format!(
                 "{}, which is mounted into the service, is not below a directory that node {here} allows for services from other nodes, or a link is on the way there; start godwitd there with --allow-bind DIR",
                 source.display()
-            ));
+            )
+        })?;
+        self.is_not_own(source, opened)
+    }
+
+    /// All that a service is to have of node `here`, which may have come from another; or every reason against it.
+    ///
+    /// # Errors
+    /// In sentences.
+    pub fn checked(&self, mounts: &[Mount], has_come: bool, here: &str) -> Result<Vec<Checked>, Vec<String>> {
+        let (mut found, mut reasons) = (Vec::new(), Vec::new());
+        for mount in mounts {
+            let Some((source, _)) = mount.bind() else { continue };
+            let opened = if has_come { self.open_foreign(source, here) } else { self.open(source) };
+            match opened.and_then(|opened| Checked::new(source, &mount.target, opened)) {
+                Ok(checked) => found.push(checked),
+                Err(reason) => reasons.push(reason),
+            }
         }
-        self.objection(source)
+        if reasons.is_empty() { Ok(found) } else { Err(reasons) }
     }
 }
 
-/// Whether a path leads to something below a directory without a link.
-fn is_below(directory: &Path, path: &Path) -> bool {
-    let Ok(beneath) = path.strip_prefix(directory) else { return false };
-    let Ok(root) = open(directory, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
-    else {
-        return false;
-    };
+impl Binds {
+    /// Opens a volume that an engine of this node has, which a service that comes is to have as it is; or why it cannot.
+    ///
+    /// # Errors
+    /// In a sentence.
+    pub fn open_volume(
+        &self,
+        (engine, volume): (&str, &str),
+        place: &Path,
+        here: &str,
+    ) -> Result<OwnedFd, String> {
+        match self.allowed.iter().find_map(|allowed| open_below(allowed, place)) {
+            Some(opened) => self.is_not_own(place, opened),
+            None => {
+                let place = place.display();
+                Err(format!(
+                    "the volume {volume} that {engine} has there is not one that node {here} allows for services from other nodes; start godwitd there with --allow-bind {place}, or remove the volume"
+                ))
+            }
+        }
+    }
+}
+
+/// What is below a directory, where the path leads there without a link.
+fn open_below(directory: &Path, path: &Path) -> Option<OwnedFd> {
+    let beneath = path.strip_prefix(directory).ok()?;
+    let root = open(directory, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
     if beneath.as_os_str().is_empty() {
-        return true;
+        return Some(root);
     }
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-    openat2(&root, beneath, how).is_ok()
+    openat2(&root, beneath, how).ok()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use godwit_engine::{MountKind, OnMove};
 
     use super::*;
 
@@ -100,6 +201,41 @@ mod tests {
             assert!(binds.foreign_objection(&at(bad), "b").is_some(), "{bad}");
         }
         assert!(Binds::default().foreign_objection(&at("shared"), "b").is_some(), "none is the default");
+    }
+
+    #[test]
+    fn a_volume_that_an_engine_has_here_is_given_to_a_service_from_elsewhere_only_where_that_is_allowed() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("volumes/data/_data");
+        std::fs::create_dir_all(&place).unwrap();
+        let of = |binds: &Binds| binds.open_volume(("Docker", "data"), &place, "b").err();
+        let why = of(&Binds::default()).unwrap();
+        for words in ["volume data that Docker has", &format!("--allow-bind {}", place.display())] {
+            assert!(why.contains(words), "{words}: {why}");
+        }
+        assert_eq!(of(&Binds { allowed: vec![place.clone()], own: Vec::new() }), None);
+        let own = Binds { allowed: vec!["/".into()], own: vec![directory.path().into()] };
+        assert!(of(&own).unwrap().contains("godwit's own"));
+    }
+
+    #[test]
+    fn what_is_at_the_place_of_a_mount_is_compared_with_what_was_looked_at() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        ["data", "other"].iter().for_each(|name| std::fs::create_dir(at(name)).unwrap());
+        let binds = Binds { allowed: vec![directory.path().into()], own: Vec::new() };
+        let kind = MountKind::Bind { source: at("data"), on_move: OnMove::Skip };
+        // In this root, what is mounted is where it is.
+        let mounts = [Mount { kind, target: at("data"), read_only: false }];
+        let checked = binds.checked(&mounts, true, "b").unwrap();
+        assert_eq!(checked[0].objection(Path::new("/")), None);
+        std::fs::rename(at("data"), at("away")).unwrap();
+        assert!(checked[0].objection(Path::new("/")).unwrap().contains("cannot be looked at"));
+        symlink(at("other"), at("data")).unwrap();
+        assert!(checked[0].objection(Path::new("/")).unwrap().contains("the path has changed meanwhile"));
+        assert_eq!(binds.checked(&mounts, true, "b").unwrap_err().len(), 1, "a link is on the way");
+        let again = binds.checked(&mounts, false, "b").unwrap();
+        assert_eq!(identities(&again)[0].inode, std::fs::metadata(at("other")).unwrap().ino());
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! Directories of a node whose files go with a service that has them mounted. At the destination they are a volume: nobody
-//! writes to a path there that another node has named. The directory itself stays as it is.
+//! Directories of a node whose files go with a service that has them mounted, and single files that do. At the destination
+//! they are a volume, of which a single file is mounted by its name in it: nobody writes to a path there that another node has
+//! named. The directory or file itself stays as it is.
 //!
 //! What the service has mounted goes, and nothing that has come to be at its path since: the directory is opened once, and must
 //! be that one.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,48 +14,85 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use godwit_engine::{Engines, Mount, MountKind, OnMove};
+use godwit_engine::{Copied, Engines, Mount, MountKind, OnMove, is_file_name};
 use godwit_names::{MAX_NAME, VolumeName};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use crate::binds::Binds;
+use crate::blocking::off_worker;
 use crate::service::Service;
 use crate::storage::inside;
 
 /// Where the kernel shows itself, and where devices are: no files of a service.
 const OF_THE_KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// A directory whose files go.
+/// A directory whose files go, or a file that does.
 #[derive(Debug)]
 pub(crate) struct Going {
-    /// The volume that they are at the destination.
-    pub(crate) volume: VolumeName,
+    /// What they are at the destination.
+    pub(crate) copied: Copied,
     /// Its path.
     pub(crate) source: PathBuf,
-    /// Where the service has it.
-    pub(crate) target: PathBuf,
-    /// The directory that was there, whatever is now.
+    /// The directory or file that was there, whatever is now.
     pub(crate) opened: OwnedFd,
 }
 
-/// Those of a service: the volume, the path on the node and the place in the service of each.
-pub(crate) fn of(service: &Service) -> Vec<(VolumeName, &Path, &Path)> {
-    let mut taken: BTreeSet<VolumeName> = service.volumes().cloned().collect();
+/// One of a service: what it is at the destination, and its path on this node.
+pub(crate) type Of<'a> = (Copied, &'a Path);
+
+/// Those of a service.
+///
+/// # Errors
+/// One has no name that a volume can have, or the definition of its engine's container is not understood; in a sentence.
+pub(crate) fn of(service: &Service) -> Result<Vec<Of<'_>>, String> {
     let copied = service.mounts.iter().filter_map(|mount| match mount.bind()? {
         (source, OnMove::Copy) => Some((source, mount.target.as_path())),
         (_, OnMove::Unsaid | OnMove::Skip | OnMove::Shared) => None,
     });
-    let named = copied.filter_map(|(source, target)| {
-        let name = name(service, target, &taken)?;
-        taken.insert(name.clone());
-        Some((name, source, target))
-    });
-    named.collect()
+    let copied: Vec<_> = copied.collect();
+    if copied.is_empty() {
+        return Ok(Vec::new());
+    }
+    let own = service.volumes().map(|name| name.as_str().to_owned());
+    let mut taken: BTreeSet<String> = own.chain(of_engine(service)?).collect();
+    let mut found = Vec::new();
+    for (source, target) in copied {
+        let name = name(service, target, &taken).ok_or_else(|| {
+            format!(
+                "no volume can have a name for what is mounted at {0}: `godwit rename` gives service {1} another, or say --mount {0}=skip",
+                target.display(),
+                service.name
+            )
+        })?;
+        taken.insert(name.as_str().to_owned());
+        let file = is_file(source).then(|| file_name(target));
+        found.push((Copied { name, target: target.to_owned(), file }, source));
+    }
+    Ok(found)
+}
+
+/// The names of the volumes that a container of an engine of others has.
+fn of_engine(service: &Service) -> Result<Vec<String>, String> {
+    let Some(kept) = &service.kept else { return Ok(Vec::new()) };
+    let volumes = Engines::volumes(kept)
+        .map_err(|error| format!("the definition of its container is not understood: {error}"))?;
+    Ok(volumes.iter().filter_map(Mount::engine_volume).map(|(name, _)| name.to_owned()).collect())
+}
+
+/// Whether it is a file. What is opened later is looked at again, and is to be of the same kind.
+fn is_file(source: &Path) -> bool {
+    off_worker(|| fs::metadata(source)).is_ok_and(|found| found.is_file())
+}
+
+/// What a file is called in its volume.
+fn file_name(target: &Path) -> String {
+    let name = target.file_name().and_then(OsStr::to_str).filter(|name| is_file_name(name));
+    name.unwrap_or("file").to_owned()
 }
 
 /// A name that tells the service and the place, and that no other volume of the service has.
-fn name(service: &Service, target: &Path, taken: &BTreeSet<VolumeName>) -> Option<VolumeName> {
+fn name(service: &Service, target: &Path, taken: &BTreeSet<String>) -> Option<VolumeName> {
     let target = target.to_string_lossy();
     let plain = |each: char| if each.is_ascii_alphanumeric() || "._-".contains(each) { each } else { '-' };
     let target: String = target.trim_matches('/').chars().map(plain).collect();
@@ -65,26 +104,29 @@ fn name(service: &Service, target: &Path, taken: &BTreeSet<VolumeName>) -> Optio
             all.chars().take(MAX_NAME - end.len()).chain(end.chars()).collect()
         }
     });
-    let mut free =
-        names.map_while(|name| VolumeName::try_from(name).ok()).filter(|name| !taken.contains(name));
+    let mut free = names
+        .take(taken.len() + 1)
+        .filter_map(|name| VolumeName::try_from(name).ok())
+        .filter(|name| !taken.contains(name.as_str()));
     free.next()
 }
 
-/// The service with these directories as volumes.
+/// The service with these directories and files as volumes.
 ///
 /// # Errors
-/// The engine's definition of its container is not understood.
-pub(crate) fn with_volumes(service: Service) -> io::Result<Service> {
-    let of: Vec<_> = of(&service).into_iter().map(|(name, _, target)| (name, target.to_owned())).collect();
-    let name_at = |target: &Path| of.iter().find(|(_, at)| at == target).map(|(name, _)| name.clone());
+/// As [`of`].
+pub(crate) fn with_volumes(service: Service) -> Result<Service, String> {
+    let of: Vec<_> = of(&service)?.into_iter().map(|(copied, _)| copied).collect();
+    let at = |target: &Path| of.iter().find(|copied| copied.target == target).cloned();
     if let Some(kept) = service.kept.as_ref().filter(|_| !of.is_empty()) {
         // Its engine has its volumes.
-        let kept = Some(Engines::with_volumes(kept, &of)?);
-        let mounts = service.mounts.into_iter().filter(|mount| name_at(&mount.target).is_none()).collect();
-        return Ok(Service { mounts, kept, ..service });
+        let kept = Engines::with_volumes(kept, &of)
+            .map_err(|error| format!("the definition of its container is not understood: {error}"))?;
+        let mounts = service.mounts.into_iter().filter(|mount| at(&mount.target).is_none()).collect();
+        return Ok(Service { mounts, kept: Some(kept), ..service });
     }
-    let mounts = service.mounts.into_iter().map(|mount| match name_at(&mount.target) {
-        Some(name) => Mount { kind: MountKind::Volume { name }, ..mount },
+    let mounts = service.mounts.into_iter().map(|mount| match at(&mount.target) {
+        Some(Copied { name, file, .. }) => Mount { kind: MountKind::Volume { name, file }, ..mount },
         None => mount,
     });
     Ok(Service { mounts: mounts.collect(), ..service })
@@ -93,12 +135,10 @@ pub(crate) fn with_volumes(service: Service) -> io::Result<Service> {
 /// Opens those of a service, whose root directory is at `root`; or every reason why one cannot go.
 pub(crate) fn opened(service: &Service, root: &Path, binds: &Binds) -> Result<Vec<Going>, Vec<String>> {
     let (mut found, mut reasons): (Vec<Going>, _) = (Vec::new(), Vec::new());
-    for (volume, source, target) in of(service) {
-        match open_one(source, target, root, binds) {
-            Ok(opened) => {
-                let (source, target) = (source.to_owned(), target.to_owned());
-                found.push(Going { volume, source, target, opened });
-            }
+    for (copied, source) in of(service).map_err(|why| vec![why])? {
+        let target = copied.target.clone();
+        match open_one(source, &copied, root, binds) {
+            Ok(opened) => found.push(Going { copied, source: source.to_owned(), opened }),
             Err(why) => reasons.push(format!(
                 "what is in {}, which is mounted at {}, cannot be copied: {why}",
                 source.display(),
@@ -110,18 +150,19 @@ pub(crate) fn opened(service: &Service, root: &Path, binds: &Binds) -> Result<Ve
     if reasons.is_empty() { Ok(found) } else { Err(reasons) }
 }
 
-fn open_one(source: &Path, target: &Path, root: &Path, binds: &Binds) -> Result<OwnedFd, String> {
+fn open_one(source: &Path, copied: &Copied, root: &Path, binds: &Binds) -> Result<OwnedFd, String> {
+    let target = copied.target.as_path();
     let opened = open(source, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
         .map_err(|error| format!("it cannot be opened: {error}"))?;
     let of_opened = |opened: OwnedFd| {
         let metadata = File::from(opened).metadata()?;
-        Ok::<_, io::Error>((metadata.is_dir(), (metadata.dev(), metadata.ino())))
+        Ok::<_, io::Error>((metadata.file_type(), (metadata.dev(), metadata.ino())))
     };
-    let (is_directory, identity) =
+    let (kind, identity) =
         opened.try_clone().and_then(of_opened).map_err(|error| format!("it cannot be looked at: {error}"))?;
-    if !is_directory {
+    if !kind.is_dir() && !kind.is_file() {
         return Err(format!(
-            "it is no directory; say --mount {0}=skip if the destination has it, too, or mount its directory",
+            "it is neither a directory nor a file; say --mount {0}=skip if the destination has it, too",
             target.display()
         ));
     }
@@ -129,6 +170,9 @@ fn open_one(source: &Path, target: &Path, root: &Path, binds: &Binds) -> Result<
         .map_err(|error| format!("the service's place of it cannot be found: {error}"))?;
     if identity != (has.dev(), has.ino()) {
         return Err("something else is at that path now; restart the service, so that it has that".into());
+    }
+    if kind.is_file() != copied.file.is_some() {
+        return Err("it has just changed".into());
     }
     let path = path_of(&opened).map_err(|error| format!("its path cannot be found: {error}"))?;
     let is_above = |kernel: &&str| path.starts_with(kernel) || Path::new(kernel).starts_with(&path);
@@ -154,8 +198,10 @@ fn path_of(opened: &OwnedFd) -> io::Result<PathBuf> {
 
 /// Two of them that are one, or one of which is in another: at the destination they would be two.
 fn overlaps(all: &[Going]) -> Option<String> {
-    let paths: Vec<_> =
-        all.iter().filter_map(|going| Some((path_of(&going.opened).ok()?, going.target.display()))).collect();
+    let paths: Vec<_> = all
+        .iter()
+        .filter_map(|going| Some((path_of(&going.opened).ok()?, going.copied.target.display())))
+        .collect();
     let pairs = paths
         .iter()
         .enumerate()
@@ -221,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_directory_becomes_a_volume_with_a_name_of_its_own() {
-        let volume = MountKind::Volume { name: "redis-srv-b".parse().unwrap() };
+        let volume = MountKind::Volume { name: "redis-srv-b".parse().unwrap(), file: None };
         let srv = Path::new("/srv");
         let before = with(vec![
             Mount { kind: volume, target: "/other".into(), read_only: false },
@@ -258,6 +304,40 @@ mod tests {
     }
 
     #[test]
+    fn a_file_becomes_a_file_in_a_volume_of_its_own() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("conf");
+        fs::write(&file, "").unwrap();
+        let before = with(vec![
+            bound(&file, "/etc/app.conf", OnMove::Copy),
+            bound(&file, "/etc/\u{e4}", OnMove::Copy),
+        ]);
+        let after = with_volumes(before).unwrap();
+        let files: Vec<_> = after
+            .files_of_volumes()
+            .map(|(name, file)| (name.as_str().to_owned(), file.to_owned()))
+            .collect();
+        let named = |name: &str, file: &str| (name.to_owned(), file.to_owned());
+        assert_eq!(files, [named("redis-etc-app.conf", "app.conf"), named("redis-etc--", "file")]);
+        assert_eq!(with_volumes(after.clone()).unwrap(), after, "they are volumes from then on");
+    }
+
+    #[test]
+    fn a_copy_has_no_name_of_a_volume_that_the_container_has_from_its_engine() {
+        let definition = serde_json::json!({
+            "name": "web", "image": ["web:1", ""], "config": {}, "host": {},
+            "volumes": [{ "name": "redis-data", "target": "/own", "read_only": false }],
+            "binds": [{ "source": "/srv", "target": "/data", "read_only": true }],
+        });
+        let kept = Kept { keeper: Keeper::Docker, id: String::new(), definition };
+        let service =
+            Service { kept: Some(kept), ..with(vec![bound(Path::new("/srv"), "/data", OnMove::Copy)]) };
+        let definition = with_volumes(service).unwrap().kept.unwrap().definition;
+        let names = [&definition["volumes"][0]["name"], &definition["volumes"][1]["name"]];
+        assert_eq!(names, ["redis-data", "redis-data-2"]);
+    }
+
+    #[test]
     fn what_cannot_be_copied_is_refused_by_name() {
         let scratch = tempfile::tempdir().unwrap();
         let at = |name: &str| scratch.path().join(name);
@@ -269,9 +349,12 @@ mod tests {
             let mounts = sources.iter().map(|source| bound(source, source.to_str().unwrap(), OnMove::Copy));
             opened(&with(mounts.collect()), Path::new("/"), &binds)
         };
-        assert_eq!(of(&[at("data"), at("linked")]).unwrap().len(), 2);
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        let all = of(&[at("data"), at("linked"), at("file")]).unwrap();
+        let files: Vec<_> = all.iter().map(|going| going.copied.file.as_deref()).collect();
+        assert_eq!(files, [None, None, Some("file")]);
         for (sources, words) in [
-            (vec![at("file")], "it is no directory"),
+            (vec![at("socket")], "neither a directory nor a file"),
             (vec![at("nowhere")], "it cannot be opened"),
             (vec![at("state")], "godwit's own"),
             (vec!["/".into()], "it shows /proc, which is the node's"),

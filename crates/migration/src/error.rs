@@ -83,6 +83,12 @@ pub enum LocalError {
         /// Whose it is.
         service: ServiceName,
     },
+    /// It cannot have what it is to have of this node.
+    #[error("it cannot be started: {why}")]
+    NotAllowed {
+        /// In sentences.
+        why: String,
+    },
     /// There is a volume of that name.
     #[error("there is a volume {name} already: {user}")]
     VolumeExists {

@@ -20,6 +20,9 @@ use crate::service::{Attachment, Hooks, Service};
 /// The record's name in the service's directory.
 const FILE: &str = "incarnation";
 
+/// The name there of the mark of a service that has come from another node, which chose its paths.
+pub(crate) const CAME: &str = "came-from-another-node";
+
 /// The name there of the mark that says that its [volumes](crate::volumes) are a copy.
 pub(crate) const COPY: &str = "volumes-are-a-copy";
 

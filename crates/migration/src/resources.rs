@@ -19,13 +19,13 @@ use crate::ahead::{KeptFiles, SentFiles};
 use crate::arrivals::Arrivals;
 use crate::attach::Attach;
 use crate::backoff::Backoff;
-use crate::binds::Binds;
+use crate::binds::{Binds, Checked, identities};
 use crate::blocking::off_worker;
 use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
 pub(crate) use crate::error::from_local_causes;
 pub use crate::error::{ClusterError, LocalError};
-use crate::incarnation::{COPY, Incarnation};
+use crate::incarnation::{CAME, COPY, Incarnation};
 use crate::journal::Journal;
 use crate::machine::available_memory;
 use crate::mounts::Mounts;
@@ -163,6 +163,15 @@ impl NodeResources {
         self.layout.container_config(service)
     }
 
+    /// What the engine is told of a service that it is to start, which may have what is there now of this node. That is open until
+    /// the result is dropped.
+    pub fn config_to_start(&self, service: &Service) -> Result<(ContainerConfig, Vec<Checked>), LocalError> {
+        let has_come = self.layout.service(&service.name).join(CAME).exists();
+        let checked = self.binds.checked(&service.mounts, has_come, &self.node);
+        let checked = checked.map_err(|reasons| LocalError::NotAllowed { why: reasons.join("; ") })?;
+        Ok((ContainerConfig { bound: identities(&checked), ..self.config(service) }, checked))
+    }
+
     /// The service's log: the older file, then the one being written.
     #[must_use]
     pub fn log_files(&self, service: &Service) -> [PathBuf; 2] {
@@ -190,6 +199,12 @@ impl NodeResources {
         create(self.layout.container(&service.name))?;
         if arriving {
             off_worker(|| self.mark_volumes(service))?;
+            let mark = directory.join(CAME);
+            std::fs::write(&mark, "").map_err(|source| LocalError::Io {
+                action: "write",
+                path: mark,
+                source,
+            })?;
             self.engine.expect(&self.config(service)).await?;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
-use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, User, files};
+use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, MountKind, User, files};
 use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
@@ -188,6 +188,14 @@ impl Service {
         self.mounts.iter().filter_map(Mount::volume)
     }
 
+    /// Files of its volumes that are mounted, and not the volume.
+    pub(crate) fn files_of_volumes(&self) -> impl Iterator<Item = (&VolumeName, &str)> {
+        self.mounts.iter().filter_map(|mount| match &mount.kind {
+            MountKind::Volume { name, file: Some(file) } => Some((name, file.as_str())),
+            _ => None,
+        })
+    }
+
     /// Its addresses, one on each of its networks; none in a network namespace that godwit did not create.
     #[must_use]
     pub fn addresses(&self) -> Vec<Ipv4Addr> {
@@ -298,6 +306,7 @@ impl Layout {
             command: service.command.clone(),
             env: service.env.clone(),
             mounts: service.mounts.clone(),
+            bound: Vec::new(),
             memory_bytes: service.memory_bytes,
             cpu_millis: service.cpu_millis,
             hostname: service.hostname.clone(),

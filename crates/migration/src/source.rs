@@ -167,6 +167,8 @@ impl Source {
         cancel: CancellationToken,
     ) -> Self {
         let (stream_traffic, jobs, timeline) = (Mutex::default(), Jobs::default(), Arc::default());
+        // Also in the journal: whoever removes it here later leaves what stays.
+        let service = reserve::with_engine_volumes(service, &options.binds);
         Self { local, service, id, destination, options, progress, cancel, stream_traffic, jobs, timeline }
     }
 

@@ -23,15 +23,25 @@ fn mark(directory: &Path, migration: &str) -> PathBuf {
     directory.join(format!("{MARK}{migration}"))
 }
 
-/// The directories of a service that both nodes have.
-pub(crate) fn shared(service: &Service) -> impl Iterator<Item = &Path> {
-    mounted(service).map(|(source, _)| source)
+/// A directory that both nodes have, and its place in the service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) source: PathBuf,
+    pub(crate) target: PathBuf,
 }
 
-/// The same, with their places in the service.
-fn mounted(service: &Service) -> impl Iterator<Item = (&Path, &Path)> {
+/// Those of a service that it has bound.
+pub(crate) fn bound(service: &Service) -> impl Iterator<Item = Shared> {
     service.mounts.iter().filter_map(|mount| match mount.bind()? {
-        (source, OnMove::Shared) => Some((source, mount.target.as_path())),
+        (source, OnMove::Shared) => Some(Shared { source: source.into(), target: mount.target.clone() }),
+        (_, OnMove::Unsaid | OnMove::Skip | OnMove::Copy) => None,
+    })
+}
+
+/// Volumes of its engine's that show storage which both nodes have, and where they are in the service.
+pub(crate) fn volumes(service: &Service) -> impl Iterator<Item = (&str, &Path)> {
+    service.mounts.iter().filter_map(|mount| match mount.engine_volume()? {
+        (name, OnMove::Shared) => Some((name, mount.target.as_path())),
         (_, OnMove::Unsaid | OnMove::Skip | OnMove::Copy) => None,
     })
 }
@@ -42,7 +52,9 @@ pub(crate) fn objections<'a>(service: &'a Service, to: &'a str) -> impl Iterator
         move |Mount { kind, target, .. }| {
             let source = match kind {
                 MountKind::Bind { source, .. } => source.display().to_string(),
-                MountKind::Tmpfs { .. } | MountKind::Volume { .. } => String::new(),
+                MountKind::Tmpfs { .. } | MountKind::Volume { .. } | MountKind::EngineVolume { .. } => {
+                    String::new()
+                }
             };
             let to = if to.is_empty() { "its destination".to_owned() } else { format!("node {to}") };
             let target = target.display();
@@ -70,13 +82,13 @@ pub(crate) struct Marks {
 impl Marks {
     /// Puts one into each directory that is said to be storage of both nodes; the reason why not, in a sentence. `root` is the
     /// service's root directory.
-    pub(crate) fn put(run: &Path, service: &Service, root: &Path, migration: &str) -> Result<Self, String> {
+    pub(crate) fn put(run: &Path, all: &[Shared], root: &Path, migration: &str) -> Result<Self, String> {
         let mut marks = Self { made: Vec::new(), note: notes(run).join(migration) };
-        let places: Vec<_> = shared(service).map(|directory| mark(directory, migration)).collect();
+        let places: Vec<_> = all.iter().map(|shared| mark(&shared.source, migration)).collect();
         if places.is_empty() {
             return Ok(marks);
         }
-        for (source, target) in mounted(service) {
+        for Shared { source, target } in all {
             let same = fs::metadata(source).ok().zip(inside(root, target).ok());
             if same.is_none_or(|(one, other)| (one.dev(), one.ino()) != (other.dev(), other.ino())) {
                 let (source, target) = (source.display(), target.display());
@@ -181,7 +193,8 @@ mod tests {
         std::os::unix::fs::symlink("root/run/one", at("one")).unwrap();
         std::os::unix::fs::symlink("/run/one", at("root/data")).unwrap();
         let service = with(&at("one"), OnMove::Shared);
-        let marks = Marks::put(&at("run"), &service, &at("root"), "01M").unwrap();
+        let shared: Vec<_> = bound(&service).collect();
+        let marks = Marks::put(&at("run"), &shared, &at("root"), "01M").unwrap();
         assert_eq!(objection(&at("one"), "01M", ("b", "a")), None);
         for (directory, migration) in [("other", "01M"), ("one", "01X"), ("nowhere", "01M")] {
             let why = objection(&at(directory), migration, ("b", "a")).unwrap();
@@ -193,7 +206,7 @@ mod tests {
         // What the service has mounted counts, whatever is at its path now.
         fs::remove_file(at("one")).unwrap();
         fs::rename(at("other"), at("one")).unwrap();
-        let why = Marks::put(&at("run"), &service, &at("root"), "01M").err().unwrap();
+        let why = Marks::put(&at("run"), &shared, &at("root"), "01M").err().unwrap();
         assert!(why.contains("is not what the service has mounted at /data"), "{why}");
     }
 
@@ -205,10 +218,8 @@ mod tests {
         assert!(Marks::left(&at("run")).unwrap().is_empty());
         fs::write(at("one/kept"), "").unwrap();
         // In this root, what is mounted is where it is.
-        let mounted = MountKind::Bind { source: at("one"), on_move: OnMove::Shared };
-        let mounts = vec![Mount { kind: mounted, target: at("one"), read_only: false }];
-        let service = Service { mounts, ..service() };
-        std::mem::forget(Marks::put(&at("run"), &service, Path::new("/"), "01M").unwrap());
+        let shared = [Shared { source: at("one"), target: at("one") }];
+        std::mem::forget(Marks::put(&at("run"), &shared, Path::new("/"), "01M").unwrap());
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 2);
         drop(Marks::left(&at("run")).unwrap());
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 1);
@@ -232,11 +243,8 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("file");
         fs::write(&file, "").unwrap();
-        let kind = MountKind::Bind { source: file.clone(), on_move: OnMove::Shared };
-        let mounts = vec![Mount { kind, target: file.clone(), read_only: false }];
-        let why = Marks::put(scratch.path(), &Service { mounts, ..service() }, Path::new("/"), "01M")
-            .err()
-            .unwrap();
+        let shared = [Shared { source: file.clone(), target: file.clone() }];
+        let why = Marks::put(scratch.path(), &shared, Path::new("/"), "01M").err().unwrap();
         assert!(why.contains(&format!("cannot create {}/.godwit-01M", file.display())), "{why}");
         assert_eq!(fs::read_dir(scratch.path().join("storage")).unwrap().count(), 0);
     }

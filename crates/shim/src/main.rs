@@ -24,13 +24,15 @@
 //! that no shim runs. The file is never removed. The daemon takes the lock and hands it over as an open
 //! descriptor, so that a shim never runs without the lock.
 //!
-//! `godwit-shim --cover EMPTY ROOT PATH…` is a hook of the engine: see [`cover`].
+//! `godwit-shim --cover EMPTY ROOT PATH…` is a hook of the engine: see [`cover`]. So is
+//! `godwit-shim --same ROOT DEVICE:INODE:PATH…`: see [`same`].
 //!
 //! One thread, one poll loop, no runtime: there is one of these per container.
 
 mod cover;
 mod log;
 mod pump;
+mod same;
 mod supervise;
 
 use std::ffi::OsString;
@@ -67,6 +69,17 @@ fn main() -> ExitCode {
         && verb == "--cover"
     {
         return match cover::cover(empty.as_ref(), root.as_ref(), paths) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(reason) => {
+                eprintln!("godwit-shim: {reason}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    if let [verb, root, wanted @ ..] = words.as_slice()
+        && verb == "--same"
+    {
+        return match same::same(root.as_ref(), wanted) {
             Ok(()) => ExitCode::SUCCESS,
             Err(reason) => {
                 eprintln!("godwit-shim: {reason}");

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     /// ports that the engine did
     #[arg(long)]
     leave_networks: bool,
-    /// What becomes of a bind mount in a move, by its target, as for `migrate`: `skip`, `shared` or `copy`; else each move is to
+    /// What becomes of a bind mount or a volume in a move, by its target, as for `migrate`: `skip`, `shared` or `copy`; else each move is to
     /// say it
     #[arg(long, value_name = "TARGET=WHAT", value_parser = values::on_move)]
     mount: Vec<(String, String)>,

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Network namespace at the destination, as for `migrate`
     #[arg(long, value_name = "ns:PATH")]
     network: Option<String>,
-    /// What becomes of a bind mount, by its target, as for `migrate`: a destination refuses what it refuses then
+    /// What becomes of a bind mount or an engine's volume, by its target, as for `migrate`: a destination refuses what it refuses then
     #[arg(long, value_name = "TARGET=WHAT", value_parser = values::on_move)]
     mount: Vec<(String, String)>,
 }

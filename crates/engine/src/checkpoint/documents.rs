@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn nothing_in_them_is_this_nodes() {
         let mount = |name: &str, target: &str| Mount {
-            kind: MountKind::Volume { name: name.parse().unwrap() },
+            kind: MountKind::Volume { name: name.parse().unwrap(), file: None },
             target: target.into(),
             read_only: false,
         };
@@ -210,6 +210,7 @@ mod tests {
             command: vec!["true".into()],
             env: vec![],
             mounts: vec![mount("data", "/data")],
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),

@@ -137,7 +137,7 @@ fn mounts(definition: &Definition) -> Result<Vec<Mount>, ArchiveError> {
             ))
         })?;
         let read_only = is_read_only(target);
-        found.push(Mount { kind: MountKind::Volume { name }, target: target.into(), read_only });
+        found.push(Mount { kind: MountKind::Volume { name, file: None }, target: target.into(), read_only });
     }
     for mount in list(&definition.spec()["mounts"]) {
         let target = mount["destination"].as_str().unwrap_or_default();

@@ -14,7 +14,7 @@ use super::{Docker, RUNTIME, encoded, filtered, shim_of};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
-use crate::foreign::{Found, Look, Port, bound, landing, on_networks};
+use crate::foreign::{Beside, Found, Look, Port, bound, landing, on_networks};
 
 /// A container as `docker inspect` tells it.
 #[derive(Debug, Clone, Deserialize)]
@@ -185,7 +185,7 @@ impl Inspected {
     }
 
     /// What speaks against moving it, beside its definition.
-    fn objections(&self) -> Vec<String> {
+    fn objections(&self, beside: Beside<'_>) -> Vec<String> {
         let of = |settings: &Map<String, Value>, list: &[(&str, &str)]| -> Vec<String> {
             let found = list.iter().filter(|(name, _)| settings.get(*name).is_some_and(is_set));
             found.map(|(_, reason)| (*reason).to_owned()).collect()
@@ -214,6 +214,8 @@ impl Inspected {
         for mount in &self.mounts {
             match mount.r#type.as_str() {
                 "volume" if matches!(mount.driver.as_str(), "" | "local") => {}
+                // What its engine has there, whatever that is, does not move.
+                "volume" if beside.stays(&mount.destination) => {}
                 "volume" => found.push(format!("its volume {} is one of {}", mount.name, mount.driver)),
                 "bind" if matches!(mount.propagation.as_str(), "" | "rprivate" | "private") => {}
                 "bind" => found.push(format!(
@@ -253,6 +255,7 @@ impl Inspected {
             host: HostConfig::deserialize(Value::Object(self.host_config.clone()))?,
             volumes: volumes.map(of).collect(),
             binds: binds.map(bound).collect(),
+            files: Vec::new(),
         })
     }
 }
@@ -273,6 +276,7 @@ impl Docker {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError> {
         let refused = |reason: String| self.care.failed(name, "give godwit", reason);
         let Some(inspected) = self.inspect(name, container).await? else {
@@ -285,11 +289,13 @@ impl Docker {
         let definition = inspected
             .definition()
             .map_err(|error| refused(format!("what Docker tells of it is not understood: {error}")))?;
-        let mut objections = inspected.objections();
+        let mut objections = inspected.objections(beside);
         let of_node = definition.mounts();
         objections.extend(definition.objections(&of_node));
         objections.extend(self.info(name).await?.objection());
-        let volumes: Vec<_> = inspected.volumes().into_iter().map(|volume| volume.name).collect();
+        let volumes = definition.volumes_and_targets().into_iter();
+        let volumes: Vec<_> =
+            volumes.filter(|(_, target)| !beside.stays(target)).map(|(name, _)| name).collect();
         objections.extend(self.volume_objections(name, &volumes, 1).await?);
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;

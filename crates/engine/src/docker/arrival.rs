@@ -48,8 +48,8 @@ impl Docker {
         let config = &request.config;
         let (_, definition) = self.kept(config)?;
         self.end_start(config, &Record::of(config)?).await?;
-        let document =
-            definition.to_create(&self.image_name(config).await?, RUNTIME, &Record::of(config)?.token);
+        let (volumes, token) = (self.volumes_in(&config.name).await?, Record::of(config)?.token);
+        let document = definition.to_create(&self.image_name(config).await?, (RUNTIME, &token), &volumes);
         let id = self.create(config, &definition.name, document).await?;
         let place = self.care.place(&id);
         let task = Prepared::task(&place, &request, Some(&config.network_namespace));
@@ -70,7 +70,8 @@ impl Docker {
         };
         let storage = self.storage_of(&config.name).await?;
         let volumes = definition.volumes_and_targets();
-        let landing = prepared.opened((&self.care, &request, &storage), &volumes, ended).await?;
+        let landing =
+            prepared.opened((&self.care, &request, &storage), (&volumes, &definition.files), ended).await?;
         Ok(Box::new(Begun { docker: self.clone(), starting, landing }))
     }
 

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use godwit_names::VolumeName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::container::{Mount, MountKind, OnMove};
+use crate::container::{Copied, Mount, MountKind, OnMove};
+use crate::foreign::file::FileOfVolume;
 use crate::foreign::limits::{self, Changes};
 use crate::foreign::making::{WantedRestart, limit};
 use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, bound, is_id, is_target, is_volume};
@@ -164,6 +164,9 @@ pub(super) struct Definition {
     /// What it has of the node that it is on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) binds: Vec<Bound>,
+    /// Files that have come with it: Docker binds each from a volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) files: Vec<FileOfVolume>,
 }
 
 /// Drivers that keep a log on the node, and tell nobody else.
@@ -207,6 +210,11 @@ pub(super) fn restart_policy(restart: WantedRestart) -> (&'static str, u32) {
     }
 }
 
+/// Where the files of a volume are, where dockerd has those of its own driver there.
+pub(super) fn place_of(volumes: &Path, volume: &str) -> PathBuf {
+    volumes.join(volume).join("_data")
+}
+
 impl Definition {
     /// One that another node has told.
     pub(super) fn told(definition: &Value) -> io::Result<Self> {
@@ -219,7 +227,9 @@ impl Definition {
 
     /// Its volumes, and where each is mounted.
     pub(super) fn volumes_and_targets(&self) -> Vec<(String, String)> {
-        self.volumes.iter().map(|volume| (volume.name.clone(), volume.target.clone())).collect()
+        let files = self.files.iter().map(|of| (of.volume.clone(), of.target.clone()));
+        let volumes = self.volumes.iter().map(|volume| (volume.name.clone(), volume.target.clone()));
+        volumes.chain(files).collect()
     }
 
     /// Paths that it does not see.
@@ -228,13 +238,17 @@ impl Definition {
     }
 
     /// The same with volumes of Docker's in the place of what it has of a node at these targets.
-    pub(super) fn with_volumes(mut self, volumes: &[(VolumeName, PathBuf)]) -> Self {
-        for (name, target) in volumes {
+    pub(super) fn with_volumes(mut self, volumes: &[Copied]) -> Self {
+        for Copied { name, target, file } in volumes {
             let Some(at) = self.binds.iter().position(|bound| Path::new(&bound.target) == target) else {
                 continue;
             };
             let Bound { target, read_only, .. } = self.binds.remove(at);
-            self.volumes.push(MountedVolume { name: name.as_str().to_owned(), target, read_only });
+            let name = name.as_str().to_owned();
+            match file.clone() {
+                Some(file) => self.files.push(FileOfVolume { volume: name, file, target, read_only }),
+                None => self.volumes.push(MountedVolume { name, target, read_only }),
+            }
         }
         self
     }
@@ -242,6 +256,16 @@ impl Definition {
     /// What it has of the node that it is on.
     pub(super) fn mounts(&self) -> Vec<Mount> {
         self.binds.iter().map(Bound::mount).collect()
+    }
+
+    /// Its volumes, as mounts of which nothing has been said.
+    pub(super) fn volume_mounts(&self) -> Vec<Mount> {
+        let mount = |volume: &MountedVolume| Mount {
+            kind: MountKind::EngineVolume { name: volume.name.clone(), on_move: OnMove::Unsaid },
+            target: volume.target.clone().into(),
+            read_only: volume.read_only,
+        };
+        self.volumes.iter().map(mount).collect()
     }
 
     /// What speaks against making it on another node. It has that of it which its service has, and nothing else.
@@ -259,11 +283,19 @@ impl Definition {
             if !is_volume(&volume.name) || !is_target(&volume.target) {
                 found.push(format!("it has a volume {:?} on {:?}", volume.name, volume.target));
             }
-            if self.volumes[..number].iter().any(|other| other.name == volume.name) {
+            let of_files = self.files.iter().map(|of| &of.volume);
+            let others = self.volumes[..number].iter().map(|other| &other.name).chain(of_files);
+            if others.into_iter().any(|other| *other == volume.name) {
                 found.push(format!("its volume {} is mounted twice", volume.name));
             }
         }
-        found.extend(bound::objections(&self.mounts(), of_service));
+        for (number, of) in self.files.iter().enumerate() {
+            found.extend(of.objection());
+            if self.files[..number].iter().any(|other| other.volume == of.volume) {
+                found.push(format!("its volume {} is mounted twice", of.volume));
+            }
+        }
+        found.extend(bound::objections(&self.mounts(), &self.volumes_and_targets(), of_service));
         if let Some(Bound { target, .. }) = self.binds.iter().find(|bound| !is_target(&bound.target)) {
             found.push(format!("it has a mount on {target:?}"));
         }
@@ -370,8 +402,8 @@ impl Definition {
     }
 
     /// What dockerd of this node is given: it is in no network of Docker's, its runtime steps in for runc, and Docker does not
-    /// start it by itself.
-    pub(super) fn to_create(&self, image: &str, runtime: &str, token: &str) -> Value {
+    /// start it by itself. It has its volumes below that directory.
+    pub(super) fn to_create(&self, image: &str, (runtime, token): (&str, &str), volumes: &Path) -> Value {
         let mut config = self.config.clone();
         config.labels.get_or_insert_default().insert(ARRIVAL_LABEL.into(), token.into());
         // None would be the image's.
@@ -394,7 +426,15 @@ impl Definition {
                 "ReadOnly": bound.read_only,
             })
         });
-        host["Mounts"] = mounts.chain(binds).collect();
+        let files = self.files.iter().map(|of| {
+            json!({
+                "Type": "bind",
+                "Source": of.path(&place_of(volumes, &of.volume)),
+                "Target": of.target,
+                "ReadOnly": of.read_only,
+            })
+        });
+        host["Mounts"] = mounts.chain(binds).chain(files).collect();
         host["RestartPolicy"] = json!(RestartPolicy { name: "no".into(), maximum_retry_count: 0 });
         host["NetworkMode"] = "none".into();
         host["Runtime"] = runtime.into();
@@ -443,7 +483,7 @@ mod tests {
         let told = Definition::told(&definition()).unwrap();
         assert_eq!(told.objections(&[]), [""; 0]);
         assert_eq!(told.restart_policy(), json!({ "Name": "always", "MaximumRetryCount": 0 }));
-        let created = told.of_no_node().to_create("web:1", "godwit", "new");
+        let created = told.of_no_node().to_create("web:1", ("godwit", "new"), Path::new("/v"));
         let host = created["HostConfig"].as_object().unwrap();
         for name in ["Binds", "binds", "Privileged", "PidMode", "Devices"] {
             assert!(!host.contains_key(name), "{name}");
@@ -464,7 +504,7 @@ mod tests {
         let changes = Changes { memory_bytes: Some(4 << 20), ..Changes::default() };
         let (changed, told) = plain.clone().changed(&changes).unwrap();
         assert_eq!(told, json!({ "Memory": 4 << 20, "MemorySwap": 8 << 20 }));
-        assert_eq!(changed.to_create("i", "r", "t")["HostConfig"]["Memory"], 4 << 20);
+        assert_eq!(changed.to_create("i", ("r", "t"), Path::new("/v"))["HostConfig"]["Memory"], 4 << 20);
         let changes = Changes {
             cpu_millis: Some(500),
             pids_limit: Some(0),
@@ -528,12 +568,28 @@ mod tests {
         assert_eq!(told.objections(std::slice::from_ref(&allowed)), [""; 0]);
         let other = Mount { read_only: false, ..allowed };
         assert_eq!(told.objections(&[other]).len(), 2);
-        let mounts = told.to_create("web:1", "godwit", "new")["HostConfig"]["Mounts"].clone();
+        let mounts =
+            told.to_create("web:1", ("godwit", "new"), Path::new("/v"))["HostConfig"]["Mounts"].clone();
         assert_eq!(
             mounts[1],
             json!({ "Type": "bind", "Source": "/srv", "Target": "/srv", "ReadOnly": true })
         );
-        let copied = told.with_volumes(&[("web-srv".parse().unwrap(), "/srv".into())]);
+        let copy = |file: Option<&str>| Copied {
+            name: "web-srv".parse().unwrap(),
+            target: "/srv".into(),
+            file: file.map(str::to_owned),
+        };
+        // A file is bound from a volume of its own.
+        let of_file = told.clone().with_volumes(&[copy(Some("srv"))]);
+        assert_eq!(of_file.objections(&[]), [""; 0]);
+        let mounts = of_file.to_create("i", ("r", "t"), Path::new("/v"))["HostConfig"]["Mounts"].clone();
+        let wanted =
+            json!({ "Type": "bind", "Source": "/v/web-srv/_data/srv", "Target": "/srv", "ReadOnly": true });
+        assert_eq!(mounts[1], wanted);
+        let mut twice = of_file.clone();
+        twice.volumes.push(MountedVolume { name: "web-srv".into(), target: "/x".into(), read_only: false });
+        assert!(twice.objections(&[])[0].contains("web-srv is mounted twice"));
+        let copied = told.with_volumes(&[copy(None)]);
         assert!(copied.binds.is_empty() && copied.volumes[1].read_only);
         assert_eq!(copied.volumes_and_targets()[1], ("web-srv".to_owned(), "/srv".to_owned()));
     }

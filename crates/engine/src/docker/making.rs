@@ -66,6 +66,14 @@ fn document(wanted: &Wanted, token: &str) -> Value {
             "VolumeOptions": { "Labels": { ARRIVAL_LABEL: token } },
         })
     });
+    let binds = wanted.binds.iter().map(|bind| {
+        json!({
+            "Type": "bind",
+            "Source": bind.source,
+            "Target": bind.target,
+            "ReadOnly": bind.read_only,
+        })
+    });
     let tmpfs: BTreeMap<_, _> =
         wanted.tmpfs.iter().map(|tmpfs| (tmpfs.target.as_str(), tmpfs.options())).collect();
     let (policy, most) = restart_policy(wanted.restart);
@@ -95,7 +103,7 @@ fn document(wanted: &Wanted, token: &str) -> Value {
             "SecurityOpt": list(&security),
             "ReadonlyRootfs": wanted.read_only,
             "Ulimits": ulimits.collect::<Vec<_>>(),
-            "Mounts": mounts.collect::<Vec<_>>(),
+            "Mounts": mounts.chain(binds).collect::<Vec<_>>(),
             "Tmpfs": tmpfs,
         },
     })
@@ -264,7 +272,7 @@ impl Docker {
 mod tests {
     use super::*;
     use crate::confinement::Ulimit;
-    use crate::foreign::making::{WantedRestart, WantedTmpfs, WantedVolume};
+    use crate::foreign::making::{WantedBind, WantedRestart, WantedTmpfs, WantedVolume};
 
     #[test]
     fn what_is_not_said_is_dockers() {
@@ -295,6 +303,7 @@ mod tests {
             ulimits: vec![Ulimit { name: "core".into(), soft: 0, hard: u64::MAX }],
             restart: WantedRestart::Always,
             volumes: vec![WantedVolume { name: "v".into(), target: "/v".into(), read_only: true }],
+            binds: vec![WantedBind { source: "/s".into(), target: "/b".into(), read_only: false }],
             tmpfs: vec![WantedTmpfs { target: "/t".into(), size_bytes: 0, read_only: true }],
             ..Wanted::default()
         };
@@ -308,5 +317,7 @@ mod tests {
         assert_eq!(host["Ulimits"], json!([{ "Name": "core", "Soft": 0, "Hard": -1 }]));
         assert_eq!(host["RestartPolicy"]["Name"], "unless-stopped");
         assert_eq!((&host["Mounts"][0]["Source"], &host["Tmpfs"]["/t"]), (&json!("v"), &json!("ro")));
+        let bind = json!({ "Type": "bind", "Source": "/s", "Target": "/b", "ReadOnly": false });
+        assert_eq!(host["Mounts"][1], bind);
     }
 }

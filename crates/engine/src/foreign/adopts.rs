@@ -1,5 +1,6 @@
 //! Containers come into godwit's care, [`Adopts`]: what is known of one, and what its engine is still to be told.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -8,9 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_names::ServiceName;
 
-use super::keeps::{Keeps, Look};
+use super::keeps::{Beside, Keeps, Look};
 use super::limits::Changes;
-use super::record::Record;
+use super::record::{Record, Volume};
 use super::state;
 use crate::confinement::User;
 use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, Mount};
@@ -70,7 +71,7 @@ pub struct Port {
 #[async_trait]
 pub trait Adopts: Send + Sync {
     /// Finds a container by name or ID that runs and that godwit can move. Where it is on networks of its engine's, it must be
-    /// one that leaves them.
+    /// one that leaves them. Volumes at the places `stay` do not go with it.
     ///
     /// # Errors
     /// The engine has no such container, it does not run, or something speaks against moving it: all that does.
@@ -79,6 +80,7 @@ pub trait Adopts: Send + Sync {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        stay: &BTreeSet<PathBuf>,
     ) -> Result<Found, EngineError>;
     /// Notes what this node has to know of a container to move it. It stays what it is, whatever becomes of a service that is
     /// being made of it, until [`Adopts::own`].
@@ -134,7 +136,16 @@ async fn note(
         false => None,
     };
     let of = care.kept(config)?.id.clone();
-    let volumes = keeps.volumes_of(&config.name, &look.id).await?;
+    let mut volumes = keeps.volumes_of(&config.name, &look.id).await?;
+    for file in keeps.inside(config)?.files {
+        // The engine does not know that the container has it.
+        match keeps.place_of_volume(&config.name, &file.volume).await? {
+            Some(place) => volumes.push(Volume { name: file.volume, files: place.path, anonymous: false }),
+            None => {
+                tracing::warn!(container = %config.name, volume = file.volume, "the volume with a file of it is not there any more");
+            }
+        }
+    }
     let begin = || Record { of, id: look.id.clone(), ..Record::default() };
     let record = Record::change_or_begin(config, begin, |record| {
         (record.life, record.upper, record.volumes) = (life, look.upper.clone(), volumes);
@@ -195,8 +206,10 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
+        stay: &BTreeSet<PathBuf>,
     ) -> Result<Found, EngineError> {
-        self.find_one(name, container, leaves_networks, None).await
+        let beside = Beside { namespace: None, stay: Some(stay) };
+        self.find_one(name, container, leaves_networks, beside).await
     }
 
     async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {

@@ -18,11 +18,22 @@ pub(crate) fn same(one: &Mount, other: &Mount) -> bool {
     of(one).is_some() && (of(one), &one.target, one.read_only) == (of(other), &other.target, other.read_only)
 }
 
-/// What speaks against a definition that has this of a node, for a service that has that.
-pub(crate) fn objections(defined: &[Mount], of_service: &[Mount]) -> Vec<String> {
+/// What speaks against a definition that has this of a node, and these volumes of its engine's by name and place, for a service
+/// that has that.
+pub(crate) fn objections(
+    defined: &[Mount],
+    volumes: &[(String, String)],
+    of_service: &[Mount],
+) -> Vec<String> {
     let is_in = |mount: &Mount, all: &[Mount]| all.iter().any(|other| same(mount, other));
+    let is_volume = |mount: &Mount| {
+        let at = |(name, target): &(String, String)| {
+            mount.engine_volume().is_some_and(|(its, _)| its == name) && mount.target == Path::new(target)
+        };
+        volumes.iter().any(at)
+    };
     let mut found = Vec::new();
-    for mount in of_service.iter().filter(|mount| !is_in(mount, defined)) {
+    for mount in of_service.iter().filter(|mount| !is_in(mount, defined) && !is_volume(mount)) {
         found
             .push(format!("its definition does not have what its service has on {}", mount.target.display()));
     }
@@ -73,7 +84,7 @@ mod tests {
         let data = mount("/srv", "/data");
         let unsaid = MountKind::Bind { source: "/srv".into(), on_move: OnMove::Unsaid };
         assert!(same(&data, &Mount { kind: unsaid, ..data.clone() }), "a definition says nothing of moves");
-        let of = |defined: &[Mount], of_service: &[Mount]| objections(defined, of_service);
+        let of = |defined: &[Mount], of_service: &[Mount]| objections(defined, &[], of_service);
         assert!(of(&[], &[]).is_empty());
         assert!(of(std::slice::from_ref(&data), std::slice::from_ref(&data)).is_empty());
         let other = mount("/etc", "/data");
@@ -84,8 +95,14 @@ mod tests {
         // It would be believed to have its own /proc.
         let hidden = mount("/srv", "/proc");
         assert_eq!(of(&[], std::slice::from_ref(&hidden)).len(), 1);
-        let volume = MountKind::Volume { name: "data".parse().unwrap() };
-        assert_eq!(of(&[], &[Mount { kind: volume, ..data }]).len(), 1);
+        let volume = MountKind::Volume { name: "data".parse().unwrap(), file: None };
+        assert_eq!(of(&[], &[Mount { kind: volume, ..data.clone() }]).len(), 1);
+        // A volume that stays is one of the definition's.
+        let stays = MountKind::EngineVolume { name: "store".into(), on_move: OnMove::Skip };
+        let stays = [Mount { kind: stays, ..data }];
+        let with = |name: &str, target: &str| objections(&[], &[(name.into(), target.into())], &stays);
+        assert_eq!(with("store", "/data"), [""; 0]);
+        assert_eq!((with("other", "/data").len(), with("store", "/other").len()), (1, 1));
         for target in ["/", "/proc", "/sys/fs/cgroup", "/dev/shm"] {
             let kernels = mount("/srv", target);
             assert_eq!(

@@ -4,6 +4,7 @@
 //! another filesystem begins, so its own directories are of the engine's storage, too: empty ones, themselves bound where the tree
 //! is, so that nobody who looks into the storage meets the files twice.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -31,8 +32,8 @@ fn empty(record: &Record, tree: &Path) -> io::Result<PathBuf> {
     Ok(in_storage(storage).join(format!(".{}", name.display())))
 }
 
-/// Makes the tree of a container that runs here, or has run.
-pub(super) fn bind(record: &Record, tree: &Path) -> io::Result<()> {
+/// Makes the tree of a container that runs here, or has run, without the volumes that stay where they are when it moves.
+pub(super) fn bind(record: &Record, tree: &Path, stays: &dyn Fn(&str) -> bool) -> io::Result<()> {
     let empty = empty(record, tree)?;
     let create = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     create(tree)?;
@@ -41,7 +42,18 @@ pub(super) fn bind(record: &Record, tree: &Path) -> io::Result<()> {
     // What is bound in it is not to be bound in the storage, too.
     mount(None::<&str>, tree, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)?;
     let (device, _) = identity(&empty)?;
+    let is_out = |part: &Path| {
+        part.starts_with(VOLUMES) && part.file_name().and_then(OsStr::to_str).is_some_and(stays)
+    };
     for (part, files) in parts(record) {
+        if is_out(&part) {
+            // It may have been a part of an earlier move.
+            detach_all(&tree.join(&part))?;
+            match fs::remove_dir(empty.join(&part)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => continue,
+            }
+        }
         create(&empty.join(&part))?;
         if identity(files)?.0 != device {
             let reason = format!("{} is on another filesystem than its engine's storage", files.display());

@@ -1,5 +1,6 @@
 //! What each engine does in its own way, [`Keeps`], and what godwit has for the containers of each, [`Care`].
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +11,15 @@ use godwit_names::ServiceName;
 use tokio::sync::{Mutex, mpsc};
 
 use super::adopts::Found;
+use super::file::FileOfVolume;
 use super::is_id;
 use super::limits::Changes;
 use super::making::{Wanted, WantedImage};
 use super::output;
 use super::record::{Life, Record, Volume};
 use crate::container::{
-    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, VolumePlace,
+    io_error,
 };
 use crate::processes::{Processes, cgroup, process};
 
@@ -40,15 +43,43 @@ pub(crate) struct Look {
     pub(crate) networks: Vec<(String, String)>,
 }
 
+/// What is known of a container before it is found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Beside<'a> {
+    /// The network namespace of godwit's that it is in.
+    pub(crate) namespace: Option<&'a Path>,
+    /// Where it has volumes that do not go with it, and may be whatever its engine has.
+    pub(crate) stay: Option<&'a BTreeSet<PathBuf>>,
+}
+
+impl Beside<'_> {
+    /// Whether what is mounted there does not go along.
+    pub(crate) fn stays(self, target: &str) -> bool {
+        self.stay.is_some_and(|stay| stay.contains(Path::new(target)))
+    }
+}
+
 /// What there is to know of a container's definition for a dump.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Inside {
     /// Its volumes, by name and place.
     pub(crate) volumes: Vec<(String, String)>,
+    /// Those of them of which it has a file.
+    pub(crate) files: Vec<FileOfVolume>,
     /// Where it has files or directories of the node.
     pub(crate) bound: Vec<PathBuf>,
     /// Paths that it does not see.
     pub(crate) masked: Vec<String>,
+}
+
+impl Inside {
+    /// The same where a volume that does not go along is what the node has.
+    pub(super) fn for_this_move(mut self, config: &ContainerConfig) -> Self {
+        let (stay, go) = self.volumes.into_iter().partition(|(name, _)| config.stays(name).is_some());
+        self.volumes = go;
+        self.bound.extend(stay.into_iter().map(|(_, target): (String, String)| PathBuf::from(target)));
+        self
+    }
 }
 
 /// What godwit has for the containers of an engine.
@@ -114,6 +145,13 @@ impl Care {
         Ok(Life { pid, start, cgroup, pipes, reader, reader_start, root })
     }
 
+    /// A volume that a container is to have as it is here is not here.
+    pub(crate) fn no_volume(&self, config: &ContainerConfig, volume: &str) -> EngineError {
+        let reason =
+            format!("it has no volume {volume}, which is to be shared with the node that it comes from");
+        self.failed(&config.name, "give its volumes to", reason)
+    }
+
     /// An error of the engine.
     pub(crate) fn failed(
         &self,
@@ -141,13 +179,13 @@ pub(crate) trait Keeps: Send + Sync {
     /// What there is to know of a container's definition.
     fn inside(&self, config: &ContainerConfig) -> Result<Inside, EngineError>;
 
-    /// A container that runs, and that can move; see [`Adopts::find`]. It may be in this network namespace, which is godwit's.
+    /// A container that runs, and that can move; see [`Adopts::find`].
     async fn find_one(
         &self,
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
-        namespace: Option<&Path>,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError>;
 
     /// Has the engine have an image; what that knows it by.
@@ -187,13 +225,29 @@ pub(crate) trait Keeps: Send + Sync {
     /// What the engine knows of a container; nothing where it has none of this ID.
     async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError>;
 
+    /// What speaks against moving volumes, those that are here, of which each may have so many users.
+    async fn against_volumes(
+        &self,
+        name: &ServiceName,
+        volumes: &[String],
+        users: usize,
+    ) -> Result<Vec<String>, EngineError>;
+
+    /// Where a volume has its files; nothing where the engine has none of that name.
+    async fn place_of_volume(
+        &self,
+        name: &ServiceName,
+        volume: &str,
+    ) -> Result<Option<VolumePlace>, EngineError>;
+
     /// The volumes of a container.
     async fn volumes_of(&self, name: &ServiceName, id: &str) -> Result<Vec<Volume>, EngineError>;
 
     /// Where the engine keeps root filesystems and volumes.
     async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError>;
 
-    /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error.
+    /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error, unless
+    /// it is one that the container is to have as it is here.
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError>;
 
     /// Those of its volumes that were made so, and that are here.

@@ -29,12 +29,13 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::file::FileOfVolume;
 use super::record::{Record, Volume};
 use super::{CGROUPS, Care};
 use crate::container::{
     ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
 };
-use crate::files::{UPPER, VOLUMES, place_of};
+use crate::files::{UPPER, VOLUMES, check_file, place_of};
 use crate::processes::tmpfs::unescaped;
 use crate::processes::{cgroup, process};
 use crate::rootfs::Overlay;
@@ -99,6 +100,8 @@ pub(crate) struct Landing {
     /// The volumes that it has made, and where it is to have each.
     volumes: Vec<Volume>,
     targets: Vec<PathBuf>,
+    /// Those of which it has a file.
+    files: Vec<FileOfVolume>,
     cgroup: String,
 }
 
@@ -160,7 +163,7 @@ impl Prepared {
     pub(crate) async fn opened(
         self,
         (care, request, storage): (&Care, &RestoreRequest, &Path),
-        volumes: &[(String, String)],
+        (volumes, files): (&[(String, String)], &[FileOfVolume]),
         ended: impl Future<Output = EngineError>,
     ) -> Result<Landing, EngineError> {
         let Self { place, descriptors, gate, stand_in } = self;
@@ -181,8 +184,11 @@ impl Prepared {
         if let Some(objection) = overlay_objection(&mounts, &root.overlay.target) {
             return Err(request.refused(objection));
         }
-        let targets = volumes.iter().map(|(_, target)| target.into()).collect();
-        let volumes = volumes_in(&bundle, volumes);
+        // Others are here, and are what the container has here.
+        let coming = volumes.iter().filter(|(name, _)| request.config.stays(name).is_none());
+        let coming: Vec<_> = coming.cloned().collect();
+        let targets = coming.iter().map(|(_, target)| target.into()).collect();
+        let volumes = volumes_in(&bundle, &coming, files);
         let volumes = volumes.map_err(request.io("find the volumes in", &path))?;
         let cgroup = cgroup_of(bundle["linux"]["cgroupsPath"].as_str().unwrap_or_default());
         if !cgroup.contains(&id) {
@@ -204,6 +210,7 @@ impl Prepared {
             root,
             volumes,
             targets,
+            files: files.to_vec(),
             cgroup,
         })
     }
@@ -237,6 +244,7 @@ impl Landing {
             root,
             volumes,
             targets,
+            files,
             cgroup: path,
         } = self;
         let spec = spec.unwrap_or(&bundle);
@@ -255,6 +263,10 @@ impl Landing {
             .map_err(request.io("put its changed files into", &root.overlay.target))?;
         for volume in &volumes {
             let waiting = waiting.join(VOLUMES).join(&volume.name);
+            if let Some(file) = files.iter().find(|file| file.volume == volume.name) {
+                // The engine follows a link in its place.
+                check_file(&waiting, &file.file).map_err(request.io("find the file in", &waiting))?;
+            }
             exchange(&storage, &waiting, &volume.files)
                 .map_err(request.io("put the volume into", &volume.files))?;
         }
@@ -275,7 +287,9 @@ impl Landing {
         let place = |(target, volume): (&PathBuf, &Volume)| {
             Ok((place_of(&root.overlay.target, target)?, volume.files.clone()))
         };
-        let places: io::Result<Vec<_>> = targets.iter().zip(&volumes).map(place).collect();
+        let is_directory = |(_, volume): &(_, &Volume)| files.iter().all(|file| file.volume != volume.name);
+        let places: io::Result<Vec<_>> =
+            targets.iter().zip(&volumes).filter(is_directory).map(place).collect();
         let places = places.map_err(request.io("find the places of volumes in", &root.overlay.target))?;
         let links = restore::complete(&request, &root.overlay.target, &places)?;
         let own_cgroup = care.own_cgroup(&request.config);
@@ -443,7 +457,11 @@ pub(super) fn unbind_cgroup(place: &Path) -> io::Result<()> {
 }
 
 /// The volumes of a container, by name and place, and where the engine has them, by its OCI description.
-fn volumes_in(bundle: &Value, volumes: &[(String, String)]) -> io::Result<Vec<Volume>> {
+fn volumes_in(
+    bundle: &Value,
+    volumes: &[(String, String)],
+    files_of: &[FileOfVolume],
+) -> io::Result<Vec<Volume>> {
     let mounts = bundle["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
     let volumes = volumes.iter();
     volumes
@@ -451,7 +469,13 @@ fn volumes_in(bundle: &Value, volumes: &[(String, String)]) -> io::Result<Vec<Vo
             let is_it = |mount: &&Value| mount["destination"] == target.as_str() && mount["type"] == "bind";
             let mount = mounts.iter().find(is_it);
             let files = mount.and_then(|mount| mount["source"].as_str()).map(PathBuf::from);
-            let files = files.ok_or_else(|| io::Error::other(format!("nothing is mounted on {target}")))?;
+            let mut files =
+                files.ok_or_else(|| io::Error::other(format!("nothing is mounted on {target}")))?;
+            if let Some(of) = files_of.iter().find(|of| of.volume == *name) {
+                let volume = files.parent().filter(|volume| of.path(volume) == files);
+                let other = || io::Error::other(format!("another file is mounted on {target}"));
+                files = volume.ok_or_else(other)?.to_owned();
+            }
             Ok(Volume { name: name.clone(), files, anonymous: false })
         })
         .collect()

@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use godwit_names::ServiceName;
 
 use super::record::Record;
-use super::{Found, Keeps, UUID};
+use super::{Beside, Found, Keeps, UUID};
 use crate::confinement::Ulimit;
 use crate::container::{ContainerConfig, EngineError, Keeper, Kept, io_error};
 
@@ -41,6 +41,17 @@ pub enum WantedImage {
 pub struct WantedVolume {
     /// Its name in the engine.
     pub name: String,
+    /// Where it is mounted.
+    pub target: String,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// A file or directory of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedBind {
+    /// Its path on the node.
+    pub source: String,
     /// Where it is mounted.
     pub target: String,
     /// Whether writes are refused.
@@ -122,6 +133,8 @@ pub struct Wanted {
     pub restart: WantedRestart,
     /// Volumes.
     pub volumes: Vec<WantedVolume>,
+    /// Files and directories of the node.
+    pub binds: Vec<WantedBind>,
     /// Filesystems in memory.
     pub tmpfs: Vec<WantedTmpfs>,
 }
@@ -193,7 +206,8 @@ impl<K: Keeps + Clone + 'static> Makes for K {
         let volumes: Vec<_> = volumes.into_iter().map(|volume| volume.name).collect();
         admit(self, config, &volumes, 1).await?;
         self.start_it(config, &id).await?;
-        let found = self.find_one(&config.name, &id, false, Some(&config.network_namespace)).await;
+        let beside = Beside { namespace: Some(&config.network_namespace), stay: None };
+        let found = self.find_one(&config.name, &id, false, beside).await;
         if found.is_ok() {
             return found;
         }

@@ -14,7 +14,7 @@ use super::definition::Definition;
 use super::{Podman, arrival};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
-use crate::foreign::{Found, bound, landing, on_networks};
+use crate::foreign::{Beside, Found, bound, landing, on_networks};
 
 impl Podman {
     pub(super) async fn find(
@@ -22,7 +22,7 @@ impl Podman {
         name: &ServiceName,
         container: &str,
         leaves_networks: bool,
-        namespace: Option<&Path>,
+        beside: Beside<'_>,
     ) -> Result<Found, EngineError> {
         let refused = |reason: String| self.care.failed(name, "give godwit", reason);
         let Some(inspected) = self.inspect(name, container).await? else {
@@ -32,7 +32,7 @@ impl Podman {
             return Err(refused(format!("{} does not run; start it first", inspected.name)));
         }
         let mut definition = self.describe(name, &inspected).await?;
-        if let Some(namespace) = namespace {
+        if let Some(namespace) = beside.namespace {
             definition.in_own_namespace(namespace);
         }
         let of_node = definition.binds();
@@ -41,7 +41,10 @@ impl Podman {
             objections.push("it is removed when it ends (--rm), as it does for Podman when it moves".into());
         }
         objections.extend(driver_objection(&inspected.graph_driver.name));
-        let volumes: Vec<_> = inspected.volumes().collect();
+        let stays: Vec<_> = definition.volumes_and_targets();
+        let stays = stays.iter().filter(|(_, target)| beside.stays(target)).map(|(name, _)| name.as_str());
+        let stays: Vec<_> = stays.collect();
+        let volumes: Vec<_> = inspected.volumes().filter(|name| !stays.contains(name)).collect();
         let upper = &inspected.graph_driver.data.upper_dir;
         objections.extend(self.volume_objections(name, &volumes, upper, 1).await?);
         let mounts = fs::read_to_string("/proc/self/mountinfo")
@@ -116,7 +119,7 @@ impl Podman {
 
     /// What speaks against moving the volumes of a container: each is to be on the filesystem of `storage`, and may have so
     /// many users.
-    async fn volume_objections(
+    pub(super) async fn volume_objections(
         &self,
         name: &ServiceName,
         volumes: &[&str],

@@ -119,7 +119,9 @@ impl Podman {
             }
         };
         let volumes = definition.volumes_and_targets();
-        let landing = prepared.opened((&self.care, &request, &storage.root), &volumes, ended).await?;
+        let landing = prepared
+            .opened((&self.care, &request, &storage.root), (&volumes, &definition.files), ended)
+            .await?;
         Ok(Box::new(Begun { podman: self.clone(), definition, importing, landing }))
     }
 

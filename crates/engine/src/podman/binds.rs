@@ -4,13 +4,13 @@
 //! allowed them: the service that comes names them, too, and they are looked at there.
 
 use std::collections::BTreeSet;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
-use godwit_names::VolumeName;
 use serde_json::{Value, json};
 
 use super::definition::{Definition, OWN_MOUNTS, is_volume_option, of_kernel};
-use crate::container::{Mount, MountKind, OnMove};
+use crate::container::{Copied, Mount, MountKind, OnMove};
+use crate::foreign::file::FileOfVolume;
 use crate::foreign::is_target;
 
 /// What a mount of an OCI description binds of the node; nothing where it is something else, or is bound in a way of its own.
@@ -56,14 +56,23 @@ impl Definition {
     }
 
     /// The same with volumes of Podman's in the place of these.
-    pub(crate) fn with_volumes(mut self, volumes: &[(VolumeName, PathBuf)]) -> Self {
+    pub(crate) fn with_volumes(mut self, volumes: &[Copied]) -> Self {
         let mut named =
             self.config.get("namedVolumes").and_then(Value::as_array).cloned().unwrap_or_default();
-        for (name, target) in volumes {
+        for Copied { name, target, file } in volumes {
             let Some(mounts) = self.spec["mounts"].as_array_mut() else { continue };
             let is_it = |mount: &Value| of(mount).is_some_and(|bound| bound.target == *target);
             let Some(at) = mounts.iter().position(is_it) else { continue };
             let mount = mounts.remove(at);
+            if let Some(file) = file {
+                self.files.push(FileOfVolume {
+                    volume: name.to_string(),
+                    file: file.clone(),
+                    target: mount["destination"].as_str().unwrap_or_default().to_owned(),
+                    read_only: of(&mount).is_some_and(|bound| bound.read_only),
+                });
+                continue;
+            }
             named.push(json!({
                 "volumeName": name, "dest": mount["destination"], "options": mount["options"],
             }));
@@ -118,7 +127,11 @@ mod tests {
         let spec = json!({ "ociVersion": "1.0.2", "root": { "path": "" }, "mounts": [mount(), own] });
         let definition = Definition::of(config, spec.to_string().as_bytes()).unwrap();
         assert_eq!(definition.binds(), [of(&mount()).unwrap()]);
-        let copied = definition.with_volumes(&[("web-data".parse().unwrap(), "/data".into())]);
+        let copied = definition.with_volumes(&[Copied {
+            name: "web-data".parse().unwrap(),
+            target: "/data".into(),
+            file: None,
+        }]);
         assert!(copied.binds().is_empty());
         assert_eq!(copied.volumes().unwrap(), [("own", "/own"), ("web-data", "/data")]);
         assert_eq!(copied.config["namedVolumes"][1]["options"], mount()["options"]);

@@ -155,6 +155,11 @@ pub(super) struct Storage {
 }
 
 impl Storage {
+    /// Where the files of a volume of Podman's own driver are.
+    pub(super) fn place_of(&self, volume: &str) -> PathBuf {
+        self.volumes.join(volume).join("_data")
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let (by_systemd, driver) = (lines.next()? == "systemd", lines.next()?.to_owned());

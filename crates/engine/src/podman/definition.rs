@@ -21,7 +21,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::binds;
-use crate::container::Mount;
+use crate::container::{Mount, MountKind, OnMove};
+use crate::foreign::file::FileOfVolume;
 use crate::foreign::{ARRIVAL_LABEL, MASKED, Port, READ_ONLY, bound, is_target, is_volume};
 
 /// Largest document taken, bytes; they have some tens of thousands.
@@ -188,6 +189,9 @@ const CGROUP_NAMESPACE: &str = "cgroup";
 pub(crate) struct Definition {
     pub(super) config: Map<String, Value>,
     pub(super) spec: Value,
+    /// Files that have come with it: Podman binds each from a volume.
+    #[serde(default)]
+    pub(super) files: Vec<FileOfVolume>,
 }
 
 impl Definition {
@@ -213,7 +217,11 @@ impl Definition {
 
     /// That of these two documents.
     pub(crate) fn of(config: &[u8], spec: &[u8]) -> io::Result<Self> {
-        Ok(Self { config: serde_json::from_slice(config)?, spec: canonical(&serde_json::from_slice(spec)?)? })
+        Ok(Self {
+            config: serde_json::from_slice(config)?,
+            spec: canonical(&serde_json::from_slice(spec)?)?,
+            files: Vec::new(),
+        })
     }
 
     /// One that another node has told.
@@ -223,7 +231,11 @@ impl Definition {
     }
 
     pub(super) fn value(&self) -> Value {
-        json!({ "config": self.config, "spec": self.spec })
+        let mut value = json!({ "config": self.config, "spec": self.spec });
+        if !self.files.is_empty() {
+            value["files"] = json!(self.files);
+        }
+        value
     }
 
     /// A field of `config` that is text; empty where it is not there.
@@ -304,13 +316,14 @@ impl Definition {
                 "it has a volume whose name, place or options are not those of a volume of Podman's".into(),
             );
         }
-        let volumes = self.volumes().unwrap_or_default();
+        found.extend(self.files.iter().filter_map(FileOfVolume::objection));
+        let volumes = self.volumes_and_targets();
         let twice = |name: &str| volumes.iter().filter(|(other, _)| *other == name).count() > 1;
         if let Some((name, _)) = volumes.iter().find(|(name, _)| twice(name)) {
             found.push(format!("its volume {name} is mounted twice"));
         }
         self.examine_spec(&mut found);
-        found.extend(bound::objections(&self.binds(), of_service));
+        found.extend(bound::objections(&self.binds(), &self.volumes_and_targets(), of_service));
         found
     }
 
@@ -327,10 +340,22 @@ impl Definition {
             .collect()
     }
 
+    /// The same as mounts of which nothing has been said.
+    pub(super) fn volume_mounts(&self) -> Vec<Mount> {
+        let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
+        let mounts = volumes.zip(self.volumes().unwrap_or_default()).map(|(volume, (name, target))| Mount {
+            kind: MountKind::EngineVolume { name: name.to_owned(), on_move: OnMove::Unsaid },
+            target: target.into(),
+            read_only: volume["options"].as_array().into_iter().flatten().any(|option| option == "ro"),
+        });
+        mounts.collect()
+    }
+
     /// The same, of a container without objections.
     pub(super) fn volumes_and_targets(&self) -> Vec<(String, String)> {
         let volumes = self.volumes().unwrap_or_default().into_iter();
-        volumes.map(|(name, target)| (name.to_owned(), target.to_owned())).collect()
+        let files = self.files.iter().map(|of| (of.volume.clone(), of.target.clone()));
+        volumes.map(|(name, target)| (name.to_owned(), target.to_owned())).chain(files).collect()
     }
 
     /// Ports of the node that lead into it.
@@ -482,7 +507,7 @@ impl Definition {
         if let Some(labels) = config.get_mut("labels").and_then(Value::as_object_mut) {
             labels.retain(|name, _| !LABELS_OF_NODE.iter().any(|label| name.starts_with(label)));
         }
-        Self { config, spec: spec.into() }
+        Self { config, spec: spec.into(), files: self.files.clone() }
     }
 
     /// Writes the archive from which Podman makes it on this node. What it takes for images is not looked at.
@@ -503,6 +528,14 @@ impl Definition {
         // Podman adds its own mounts when it restores, but not these.
         let volumes = self.config.get("namedVolumes").and_then(Value::as_array).into_iter().flatten();
         if let Some(mounts) = spec["mounts"].as_array_mut() {
+            for of in &self.files {
+                let source = of.path(&here.volumes.join(&of.volume).join("_data"));
+                let access = if of.read_only { "ro" } else { "rw" };
+                mounts.push(json!({
+                    "type": "bind", "source": source.to_string_lossy(), "destination": of.target,
+                    "options": ["rbind", "rprivate", access],
+                }));
+            }
             for (volume, (name, target)) in volumes.zip(self.volumes().unwrap_or_default()) {
                 let source = here.volumes.join(name).join("_data");
                 let options = &volume["options"];

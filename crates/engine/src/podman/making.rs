@@ -123,6 +123,10 @@ fn words(
         let mode = if volume.read_only { ":ro" } else { "" };
         add("--volume", format!("{}:{}{mode}", volume.name, volume.target));
     }
+    for bind in &wanted.binds {
+        let mode = if bind.read_only { ":ro" } else { "" };
+        add("--volume", format!("{}:{}{mode}", bind.source, bind.target));
+    }
     for tmpfs in &wanted.tmpfs {
         add("--tmpfs", format!("{}:{}", tmpfs.target, tmpfs.options()));
     }
@@ -328,7 +332,7 @@ impl Podman {
 mod tests {
     use super::*;
     use crate::confinement::Ulimit;
-    use crate::foreign::making::{WantedTmpfs, WantedVolume};
+    use crate::foreign::making::{WantedBind, WantedTmpfs, WantedVolume};
     use crate::podman::PodmanConfig;
 
     fn said(wanted: &Wanted) -> String {
@@ -367,6 +371,7 @@ mod tests {
             ulimits: vec![Ulimit { name: "core".into(), soft: 0, hard: u64::MAX }],
             restart: WantedRestart::OnFailure(3),
             volumes: vec![WantedVolume { name: "v".into(), target: "/v".into(), read_only: true }],
+            binds: vec![WantedBind { source: "/s".into(), target: "/b".into(), read_only: true }],
             tmpfs: vec![WantedTmpfs { target: "/t".into(), size_bytes: 4096, read_only: false }],
             ..Wanted::default()
         };
@@ -379,7 +384,7 @@ mod tests {
             "--cap-add NET_ADMIN --cap-drop ALL ",
             "--security-opt seccomp=/p --security-opt no-new-privileges ",
             "--ulimit core=0:-1 --restart on-failure:3 ",
-            "--volume v:/v:ro --tmpfs /t:rw,size=4096 --read-only --read-only-tmpfs=false -- i sleep --x",
+            "--volume v:/v:ro --volume /s:/b:ro --tmpfs /t:rw,size=4096 --read-only --read-only-tmpfs=false -- i sleep --x",
         ] {
             assert!(said.contains(words), "{words}: {said}");
         }
@@ -422,6 +427,7 @@ mod tests {
             command: Vec::new(),
             env: Vec::new(),
             mounts: Vec::new(),
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: String::new(),

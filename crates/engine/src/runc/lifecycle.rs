@@ -131,11 +131,12 @@ impl Runc {
         self.remove(config).await?;
         let files = Files::new(&config.directory);
         let bundle = files.bundle();
-        let cover = match criu {
-            None => provided::cover(config, &self.config.shim),
+        let shim = &self.config.shim;
+        let hooks = match criu {
+            None => vec![provided::cover(config, shim), provided::same(config, shim)],
             Some(_) => Vec::new(),
         };
-        let json = spec::config_json(config, &provided::mounts(config, criu.is_some()), &cover, criu)
+        let json = spec::config_json(config, &provided::mounts(config, criu.is_some()), &hooks, criu)
             .map_err(|source| EngineError::Confinement { name: config.name.clone(), source })?
             .to_string();
         std::fs::create_dir_all(&self.config.root)

@@ -17,7 +17,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::spec::{COVERED_DIRECTORIES, MASKED_FILES};
-use crate::container::{ContainerConfig, Mount, MountKind, OnMove};
+use crate::container::{ContainerConfig, Identity, Mount, MountKind, OnMove};
 
 /// The node's name servers: the file, and the one behind systemd's local resolver.
 const RESOLVER_FILES: &[&str] = &["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
@@ -58,6 +58,21 @@ pub(super) fn cover(config: &ContainerConfig, shim: &Path) -> Vec<OsString> {
     let empty = empty_file(config);
     let words = [shim.as_os_str(), "--cover".as_ref(), empty.as_os_str(), config.rootfs.as_os_str()];
     words.into_iter().chain(MASKED_FILES.iter().map(OsStr::new)).map(OsStr::to_owned).collect()
+}
+
+/// The command that compares what a container that is being made has of the node with what it is to have; nothing where it has
+/// nothing.
+pub(super) fn same(config: &ContainerConfig, shim: &Path) -> Vec<OsString> {
+    if config.bound.is_empty() {
+        return Vec::new();
+    }
+    let words = [shim.as_os_str(), "--same".as_ref(), config.rootfs.as_os_str()];
+    let wanted = config.bound.iter().map(|Identity { target, device, inode }| {
+        let mut word = OsString::from(format!("{device}:{inode}:"));
+        word.push(target);
+        word
+    });
+    words.into_iter().map(OsStr::to_owned).chain(wanted).collect()
 }
 
 /// The line of CRIU's options by which a restore brings the same.

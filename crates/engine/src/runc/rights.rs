@@ -88,6 +88,7 @@ mod tests {
             command: vec!["true".into()],
             env: vec![],
             mounts: vec![],
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),
@@ -108,7 +109,10 @@ mod tests {
         };
         for target in ["/proc", "/sys"] {
             assert!(!own_proc(MountKind::Tmpfs { size_bytes: 0 }, target), "{target}");
-            assert!(!own_proc(MountKind::Volume { name: "data".parse().unwrap() }, target), "{target}");
+            assert!(
+                !own_proc(MountKind::Volume { name: "data".parse().unwrap(), file: None }, target),
+                "{target}"
+            );
             let bind =
                 MountKind::Bind { source: target.into(), on_move: crate::container::OnMove::default() };
             assert!(own_proc(bind, target), "{target}");

@@ -46,12 +46,12 @@ const OPEN_FILES: u64 = 1_048_576;
 const CPU_PERIOD_US: u64 = 100_000;
 
 /// The `config.json` of a container. `criu_config` is a file with options for CRIU at a restore;
-/// `provided` are the mounts that the engine itself adds, and `cover` is the command that covers
-/// [`MASKED_FILES`] in a new container.
+/// `provided` are the mounts that the engine itself adds, and `hooks` are commands for a new container,
+/// as that which covers [`MASKED_FILES`].
 pub(crate) fn config_json(
     config: &ContainerConfig,
     provided: &[Mount],
-    cover: &[OsString],
+    hooks: &[Vec<OsString>],
     criu_config: Option<&Path>,
 ) -> Result<Value, ConfinementError> {
     config.confinement.check()?;
@@ -83,9 +83,13 @@ pub(crate) fn config_json(
         json["linux"]["seccomp"] = filter;
     }
     // Run in the container's mount namespace before its root is its root; not run at a restore.
-    if let Some(program) = cover.first() {
-        let words: Vec<_> = cover.iter().map(|word| word.to_string_lossy()).collect();
-        json["hooks"] = json!({ "createContainer": [{ "path": program.to_string_lossy(), "args": words }] });
+    let hook = |words: &Vec<OsString>| {
+        let args: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+        args.first().map(|program| json!({ "path": program, "args": args }))
+    };
+    let hooks: Vec<_> = hooks.iter().filter_map(hook).collect();
+    if !hooks.is_empty() {
+        json["hooks"] = json!({ "createContainer": hooks });
     }
     Ok(json)
 }
@@ -171,7 +175,7 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
     });
     let mut own: Vec<_> = config.mounts.iter().chain(provided).collect();
     own.sort_by_key(|mount| mount.target.components().count());
-    mounts.extend(own.into_iter().map(|own| {
+    mounts.extend(own.into_iter().filter_map(|own| {
         let access = if own.read_only { "ro" } else { "rw" };
         let bind = |source: &Path| {
             json!({
@@ -181,9 +185,11 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
                 "options": ["bind", "rprivate", access],
             })
         };
-        match &own.kind {
+        Some(match &own.kind {
             MountKind::Bind { source, .. } => bind(source),
-            MountKind::Volume { name } => bind(&config.volume(name)),
+            MountKind::Volume { name, file } => bind(&config.volume_or_file(name, file.as_deref())),
+            // Of a container that this runtime does not have.
+            MountKind::EngineVolume { .. } => return None,
             MountKind::Tmpfs { size_bytes } => {
                 let mut options =
                     vec!["nosuid".to_owned(), "nodev".into(), "mode=1777".into(), access.into()];
@@ -192,7 +198,7 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
                 }
                 json!({ "destination": own.target, "type": "tmpfs", "source": "tmpfs", "options": options })
             }
-        }
+        })
     }));
     mounts
 }
@@ -240,6 +246,7 @@ mod tests {
             command: vec!["true".into()],
             env: vec![],
             mounts: vec![],
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),

@@ -16,7 +16,7 @@ use super::content::{Comparing, Reader};
 use super::item::{End, Entry, Hold, Item, Kind, Remove, Xattr};
 use super::listing::Listing;
 use super::snapshot::{Changes, Record, Snapshot, has_gone};
-use super::{TreeError, open_root, writeback};
+use super::{TreeError, open_source, writeback};
 use crate::beneath::{self, Node, Root};
 
 /// Most bytes of names and values of one path's extended attributes: sixteen of the largest the
@@ -149,7 +149,7 @@ impl TreeSender {
 
     /// Compares the changed files with what the receiver has: how many bytes of content it lacks.
     fn missing(&self, known: &Known, changes: &Changes) -> Result<u64, TreeError> {
-        let top = open_root(&self.root)?;
+        let top = open_source(&self.root)?;
         let mut missing = HashMap::new();
         for (path, there) in known.of_changed(changes) {
             let compared = || -> io::Result<u64> {
@@ -241,7 +241,7 @@ fn send_all<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     let mut sink = |item: Item| {
         sink(item).map_err(|error| TreeError::Sink { root: root.to_path_buf(), source: error.into() })
     };
-    let top = open_root(root)?;
+    let top = open_source(root)?;
     let (known, begun) = match known {
         Some((known, begun)) => (Some(known), begun),
         None => (None, Beginnings::default()),

@@ -365,15 +365,19 @@ impl Snapshot {
         };
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started = i128::try_from(since_1970.as_nanos()).unwrap_or(i128::MAX);
-        let top =
-            Root::open(root, Links::Refused).map_err(|error| fault("open the directory", b"", error))?;
+        let top = Root::open_or_file(root, Links::Refused)
+            .map_err(|error| fault("open the directory", b"", error))?;
         let top_stat =
             top.node(b"").and_then(|node| node.statx()).map_err(|error| fault("look at", b"", error))?;
         let device = (top_stat.stx_dev_major, top_stat.stx_dev_minor);
-        let mut records = BTreeMap::from([(Vec::new(), Record::new(&top_stat))]);
+        let top_record = Record::new(&top_stat);
+        let mut pending = match top_record.file_type {
+            FileType::Directory => vec![Vec::new()],
+            _ => Vec::new(),
+        };
+        let mut records = BTreeMap::from([(Vec::new(), top_record)]);
         let mut bytes = 0_u64;
         let mut other = None;
-        let mut pending = vec![Vec::new()];
         while let Some(directory) = pending.pop() {
             let opened = top.open_at(&directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW);
             let opened = match opened {

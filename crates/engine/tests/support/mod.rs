@@ -108,6 +108,7 @@ impl Node {
             command: command.iter().map(|&word| word.into()).collect(),
             env: vec![],
             mounts: vec![],
+            bound: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: name.into(),

@@ -1,6 +1,6 @@
 //! Whether a service is admitted: every reason against it at once, before anything comes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,12 +8,13 @@ use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
-use godwit_engine::{OnMove, OutputPipes};
+use godwit_engine::{OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_names::is_name;
 
 use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
+use crate::binds::Checked;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
 use crate::hooks;
@@ -62,8 +63,29 @@ pub(super) struct Examined {
     engine_layers: Vec<String>,
     /// None where there is a reason against it.
     place: Option<Place>,
+    /// Volumes to try when their engine has mounted them.
+    to_try: Vec<ToTry>,
+    /// What it is to have of this node, as it was looked at.
+    checked: Vec<Checked>,
     /// No layer is removed meanwhile.
     hold: Hold,
+}
+
+/// A volume of this node's engine that is to show the storage which the one of the source shows.
+pub(super) struct ToTry {
+    title: &'static str,
+    name: String,
+    path: PathBuf,
+    from: String,
+}
+
+impl ToTry {
+    /// Why it does not.
+    pub(super) fn objection(&self, migration: &str, here: &str) -> Option<String> {
+        let Self { title, name, path, from } = self;
+        let why = storage::objection(path, migration, (here, from))?;
+        Some(format!("{title}'s volume {name}: {why}"))
+    }
 }
 
 /// What an accepted offer holds until it is committed or dropped.
@@ -83,6 +105,10 @@ pub(super) struct Admitted {
     abilities: Abilities,
     /// The version of the conversation.
     protocol: u32,
+    /// Volumes to try when their engine has mounted them.
+    pub(super) to_try: Vec<ToTry>,
+    /// What it is to have of this node, as it was looked at.
+    pub(super) checked: Vec<Checked>,
     /// The service's output at its source; none where the source does not tell.
     pub(super) output_pipes: Option<OutputPipes>,
     /// Whether the source is told of each step while its service is frozen.
@@ -163,14 +189,29 @@ async fn examine(
         // Its engine has its volumes.
         return Err(DestinationError::Protocol("volumes of a container that another engine keeps"));
     }
+    if service.files_of_volumes().any(|(_, file)| !is_file_name(file)) {
+        return Err(DestinationError::Protocol("a name of a file that cannot be one"));
+    }
+    if service.kept.is_none() && service.mounts.iter().any(|mount| mount.engine_volume().is_some()) {
+        return Err(DestinationError::Protocol("a volume of an engine that does not keep its container"));
+    }
+    let (of_volumes, to_try, mut checked) = engine_volumes(local, &service, (from, &open.migration)).await;
+    reasons.extend(of_volumes);
     for mount in &service.mounts {
         let Some((source, on_move)) = mount.bind() else { continue };
-        let refused = local.binds.foreign_objection(source, &local.node);
+        let opened = local.binds.open_foreign(source, &local.node);
+        let opened = opened.and_then(|opened| Checked::new(source, &mount.target, opened));
         let not_shared = || match on_move {
             OnMove::Shared => storage::objection(source, &open.migration, (&local.node, from)),
             OnMove::Unsaid | OnMove::Skip | OnMove::Copy => None,
         };
-        reasons.extend(refused.or_else(not_shared));
+        match opened {
+            Ok(opened) => {
+                checked.push(opened);
+                reasons.extend(not_shared());
+            }
+            Err(refused) => reasons.push(refused),
+        }
     }
     if let Some(path) = service.network.namespace()
         && let Err(error) = local.network.check_namespace(path)
@@ -210,7 +251,72 @@ async fn examine(
         ));
     }
     let registry = asked_first(local, &service, open, &missing);
-    Ok((Examined { service, protocol, abilities, missing, registry, engine_layers, place, hold }, reasons))
+    Ok((
+        Examined {
+            service,
+            protocol,
+            abilities,
+            missing,
+            registry,
+            engine_layers,
+            place,
+            to_try,
+            checked,
+            hold,
+        },
+        reasons,
+    ))
+}
+
+/// What speaks against giving a service volumes of this node's engine as they are here: another service may have them.
+/// Those whose storage the engine mounts for the container are tried [once it has](ToTry).
+async fn engine_volumes(
+    local: &NodeResources,
+    service: &Service,
+    (from, migration): (&str, &str),
+) -> (Vec<String>, Vec<ToTry>, Vec<Checked>) {
+    let config = local.config(service);
+    let (mut reasons, mut to_try, mut checked) = (Vec::new(), Vec::new(), Vec::new());
+    for mount in &service.mounts {
+        let Some((name, on_move)) = mount.engine_volume() else { continue };
+        let place = match local.engine.volume_place(&config, name).await {
+            Ok(place) => place,
+            Err(error) => {
+                reasons.push(crate::error_chain(&error));
+                continue;
+            }
+        };
+        let title = service.kept.as_ref().map_or("its engine", |kept| kept.keeper.title());
+        reasons.extend(match (on_move, place) {
+            (OnMove::Unsaid | OnMove::Copy, _) => {
+                Some(format!("what becomes of its volume {name} is not said"))
+            }
+            // It is made.
+            (OnMove::Skip, None) => None,
+            (OnMove::Shared, None) => Some(format!(
+                "{title} has no volume {name} there, which is to show the storage that the volume on node {from} shows: make one that does, or say skip or copy of it"
+            )),
+            (OnMove::Skip | OnMove::Shared, Some(VolumePlace { path, mounted_in_use })) => {
+                let opened = local.binds.open_volume((title, name), &path, &local.node);
+                let opened = opened.and_then(|opened| Checked::new(&path, &mount.target, opened));
+                let of = ToTry { title, name: name.to_owned(), path, from: from.to_owned() };
+                match (opened, on_move) {
+                    // Of what is mounted there later nothing is known yet.
+                    (Ok(_), OnMove::Shared) if mounted_in_use => {
+                        to_try.push(of);
+                        None
+                    }
+                    (Ok(_), _) if mounted_in_use => None,
+                    (Ok(opened), on_move) => {
+                        checked.push(opened);
+                        (on_move == OnMove::Shared).then(|| of.objection(migration, &local.node)).flatten()
+                    }
+                    (Err(refused), _) => Some(refused),
+                }
+            }
+        });
+    }
+    (reasons, to_try, checked)
 }
 
 /// The memory that it needs here, bytes.
@@ -282,7 +388,18 @@ pub(super) async fn admit(
     open: Open,
 ) -> Result<(Admitted, Coming), DestinationError> {
     let (examined, mut reasons) = examine(local, link.node(), &open).await?;
-    let Examined { service, protocol, abilities, missing, registry, engine_layers, place, hold } = examined;
+    let Examined {
+        service,
+        protocol,
+        abilities,
+        missing,
+        registry,
+        engine_layers,
+        place,
+        to_try,
+        checked,
+        hold,
+    } = examined;
     let memory = match local.reserve(memory_needed(&open)) {
         Ok(memory) => Some(memory),
         Err(reason) => {
@@ -332,6 +449,8 @@ pub(super) async fn admit(
         missing,
         registry,
         engine_layers,
+        to_try,
+        checked,
         memory,
         timeline: Timeline::default(),
         _place: place,

@@ -173,7 +173,8 @@ async fn receive_items(
 
 /// What has come is used by paths in it.
 fn check_files(local: &NodeResources, service: &Service) -> Result<(), DestinationError> {
-    Ok(files::check(&local.layout.service(&service.name), &service.volumes().collect())?)
+    let mounted: Vec<_> = service.files_of_volumes().collect();
+    Ok(files::check(&local.layout.service(&service.name), &service.volumes().collect(), &mounted)?)
 }
 
 /// Waits until files are on the disk: what the service had synced at the source must not be lost
@@ -201,6 +202,7 @@ async fn receive_and_restore(
         begun = begin(local, admitted, &request) => begun?,
         error = given_up(link) => return Err(error),
     };
+    try_storage(local, admitted)?;
     failpoint::point("destination.prepared").await;
     link.send(Message::TreeApplied).await?;
     let upper = local.changed_files(service)?;
@@ -291,6 +293,8 @@ async fn receive_and_restore(
         // What CRIU has made so far goes with the copy.
         error = given_up(link) => return Err(error),
     };
+    let main = local.engine.state(&request.config).await?.pid;
+    has_what_was_checked(admitted, main)?;
     local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
     let begun = Instant::now();
@@ -382,6 +386,20 @@ async fn begin(
     let begun =
         tokio::time::timeout(RESTORE_LIMIT, beginning).await.map_err(|_| DestinationError::Slow)??;
     Ok(Some(begun))
+}
+
+/// Whoever restored the service has followed paths of this node: it is to have what those led to when it was admitted.
+fn has_what_was_checked(admitted: &Admitted, main: u32) -> Result<(), DestinationError> {
+    let root = PathBuf::from(format!("/proc/{main}/root"));
+    let reasons: Vec<_> = admitted.checked.iter().filter_map(|checked| checked.objection(&root)).collect();
+    if reasons.is_empty() { Ok(()) } else { Err(DestinationError::Refused(reasons)) }
+}
+
+/// Tries storage that an engine has mounted for the container: the source has put its files into it.
+fn try_storage(local: &NodeResources, admitted: &Admitted) -> Result<(), DestinationError> {
+    let tried = admitted.to_try.iter().filter_map(|volume| volume.objection(&admitted.id, &local.node));
+    let reasons: Vec<_> = tried.collect();
+    if reasons.is_empty() { Ok(()) } else { Err(DestinationError::Refused(reasons)) }
 }
 
 /// What comes before the last round of files: which pages are still to come, the log so far, and rounds of files while

@@ -135,7 +135,7 @@ fn service() -> Service {
         more: Vec::new(),
         layers: LAYERS.iter().map(|(digest, _)| digest.to_string()).collect(),
         mounts: vec![Mount {
-            kind: MountKind::Volume { name: VOLUME.parse().unwrap() },
+            kind: MountKind::Volume { name: VOLUME.parse().unwrap(), file: None },
             target: "/data".into(),
             read_only: false,
         }],

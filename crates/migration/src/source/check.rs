@@ -159,6 +159,7 @@ impl Source {
         let config = self.local.config(&self.service);
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
+        self.check_volumes().await?;
         findings.warnings.extend(self.copies()?);
         let tree = self.tree().await?;
         let (tree, round) = next_round(tree, false).await?;

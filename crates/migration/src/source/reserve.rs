@@ -1,5 +1,6 @@
 //! First: the destination's reservation, and what the two nodes agree on.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use godwit_criu::Version;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
-use godwit_engine::{ContainerConfig, OnMove};
+use godwit_engine::{ContainerConfig, Engines, Mount, MountKind, OnMove};
 use godwit_memory::shared;
 
 use super::files::next_round;
@@ -73,6 +74,8 @@ pub(super) struct Reserved {
     /// What the destination has of them that was sent ahead, in place of nothing.
     pub(super) ahead: Option<Lent>,
     pub(super) accepted: Accepted,
+    /// The destination may look for them until it has the files: some engines mount storage only for a container.
+    pub(super) marks: Marks,
 }
 
 impl Source {
@@ -87,11 +90,12 @@ impl Source {
         let memory = self.memory(&config).await?;
         let plan = self.plan(memory)?;
         let started = Instant::now();
+        self.check_volumes().await?;
         let tree = self.tree().await?;
         let (tree, first) = next_round(tree, false).await?;
         report.pre_dump_ms = ms_since(started);
 
-        let _marks = self.put_marks().await?;
+        let marks = self.put_marks().await?;
         let open = self.offer(&config, memory, (first.changes.bytes(), first.changes.entries())).await?;
         if let Some(path) = self.service_there()?.network.namespace() {
             report.network_namespace = path.to_string_lossy().into_owned();
@@ -126,7 +130,7 @@ impl Source {
             }
             false => tree,
         };
-        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted })
+        Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted, marks })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
@@ -217,29 +221,54 @@ impl Source {
 
     /// Puts files into what is said to be storage of both nodes, until what is returned is dropped.
     pub(super) async fn put_marks(&self) -> Result<Marks, SourceError> {
-        let (run, service, id) = (self.local.layout.run.clone(), self.service_there()?, self.id.clone());
+        let (run, shared, id) =
+            (self.local.layout.run.clone(), self.shared_storage().await?, self.id.clone());
         let main = self.local.engine.state(&self.local.config(&self.service)).await?.pid;
         let root = PathBuf::from(format!("/proc/{main}/root"));
-        let putting = tokio::task::spawn_blocking(move || Marks::put(&run, &service, &root, &id));
+        let putting = tokio::task::spawn_blocking(move || Marks::put(&run, &shared, &root, &id));
         putting.await?.map_err(|why| SourceError::NotEligible(vec![why]))
     }
 
     /// Writes out what the frozen service has written into storage of both nodes: the destination reads it there.
     pub(super) async fn sync_storage(&self) -> Result<(), SourceError> {
-        let service = self.service_there()?;
-        if storage::shared(&service).next().is_none() {
+        let shared = self.shared_storage().await?;
+        if shared.is_empty() {
             return Ok(());
         }
-        let syncing = tokio::task::spawn_blocking(move || storage::shared(&service).try_for_each(tree::sync));
+        let syncing = tokio::task::spawn_blocking(move || {
+            shared.iter().try_for_each(|shared: &storage::Shared| tree::sync(&shared.source))
+        });
         Ok(syncing.await??)
+    }
+
+    /// What is said to be storage of both nodes, as this one has it.
+    async fn shared_storage(&self) -> Result<Vec<storage::Shared>, SourceError> {
+        let (said, config) = (self.service_said()?, self.local.config(&self.service));
+        let mut all: Vec<_> = storage::bound(&said).collect();
+        for (name, target) in storage::volumes(&said) {
+            let source = self.local.engine.volume_place(&config, name).await?.ok_or_else(|| {
+                SourceError::NotEligible(vec![format!("its engine has no volume {name} any more")])
+            })?;
+            all.push(storage::Shared { source: source.path, target: target.to_owned() });
+        }
+        Ok(all)
+    }
+
+    /// Refuses to have volumes go along that were not looked at, since it was said of them that they stay.
+    pub(super) async fn check_volumes(&self) -> Result<(), SourceError> {
+        let (config, mut reasons) = (self.local.config(&self.service), Vec::new());
+        for (at, _) in self.options.binds.iter().filter(|(_, said)| **said == OnMove::Copy) {
+            let all = engine_volumes(&self.service)?;
+            for (name, _) in all.iter().filter(|mount| mount.target == *at).filter_map(Mount::engine_volume) {
+                reasons.extend(self.local.engine.against_taking(&config, name).await?);
+            }
+        }
+        if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
     }
 
     /// The service as it is to be at the destination: what goes of this node's directories is volumes there.
     pub(super) fn service_there(&self) -> Result<Service, SourceError> {
-        bound::with_volumes(self.service_said()?).map_err(|error| {
-            let why = format!("the definition of its container is not understood: {error}");
-            SourceError::NotEligible(vec![why])
-        })
+        bound::with_volumes(self.service_said()?).map_err(|why| SourceError::NotEligible(vec![why]))
     }
 
     /// The service with what was said of its move.
@@ -254,11 +283,17 @@ impl Source {
             }
             (None, network) => network.clone(),
         };
+        let volumes = engine_volumes(&self.service)?;
+        let files = self.service.kept.as_ref().map(Engines::files).transpose().map_err(not_understood)?;
+        let files = files.unwrap_or_default();
         let mut there = Service { epoch: self.service.epoch + 1, network, ..self.service.clone() };
         for (at, said) in &self.options.binds {
+            let of_engine = volumes.iter().any(|mount| mount.target == *at);
             let mut binds = there.mounts.iter_mut().filter(|mount| mount.target == *at);
             match binds.find_map(|mount| mount.on_move()) {
                 Some(on_move) => *on_move = *said,
+                // The service has it already, if it stays.
+                None if (of_engine || files.contains(at)) && *said == OnMove::Copy => {}
                 // It has come as a volume with an earlier move.
                 None if *said == OnMove::Copy
                     && self
@@ -267,10 +302,21 @@ impl Source {
                         .iter()
                         .any(|mount| mount.target == *at && mount.volume().is_some()) => {}
                 None => {
+                    let is_file = files.contains(at);
+                    let has = self.service.mounts.iter().find(|mount| mount.target == *at);
                     let (name, at) = (&self.service.name, at.display());
-                    let why = format!(
-                        "service {name} has no bind mount at {at}; `godwit inspect {name}` shows its mounts"
-                    );
+                    let why = match has.and_then(Mount::volume) {
+                        None if is_file => format!(
+                            "the file at {at} has come with service {name} from another node, and goes with it"
+                        ),
+                        Some(volume) => format!(
+                            "volume {volume} at {at} is godwit's own: its name is the cluster's, and it goes with its service; to have what the nodes have, bind a directory of theirs (`-v /PATH:{at}:move={}`)",
+                            said.name()
+                        ),
+                        None => format!(
+                            "service {name} has no bind mount and no volume at {at}; `godwit inspect {name}` shows its mounts"
+                        ),
+                    };
                     return Err(SourceError::NotEligible(vec![why]));
                 }
             }
@@ -302,7 +348,7 @@ impl Source {
     pub(super) fn check_version(&self, accepted: &Accepted) -> Result<(), SourceError> {
         let unknown = if self.service.kept.is_some() && !accepted.keepers {
             "containers of other engines"
-        } else if storage::shared(&self.service_there()?).next().is_some() && !accepted.tries_storage {
+        } else if storage::bound(&self.service_there()?).next().is_some() && !accepted.tries_storage {
             "storage that nodes share"
         } else if self.options.prepares && !accepted.retains {
             "migrations that are only prepared"
@@ -333,6 +379,35 @@ impl Source {
             }
         }
     }
+}
+
+/// The volumes that its engine has for a service, as mounts of which nothing has been said.
+fn engine_volumes(service: &Service) -> Result<Vec<Mount>, SourceError> {
+    let volumes = service.kept.as_ref().map(Engines::volumes).transpose();
+    Ok(volumes.map_err(not_understood)?.unwrap_or_default())
+}
+
+fn not_understood(error: std::io::Error) -> SourceError {
+    SourceError::NotEligible(vec![format!("the definition of its container is not understood: {error}")])
+}
+
+/// The service with what is said of the volumes that its engine has: one that does not go along is a mount of the service's.
+pub(super) fn with_engine_volumes(service: Service, said: &BTreeMap<PathBuf, OnMove>) -> Service {
+    // Where that is not understood, the move is refused.
+    let Ok(volumes) = engine_volumes(&service) else { return service };
+    let (mut mounts, said_of) = (service.mounts.clone(), |mount: &Mount| said.get(&mount.target).copied());
+    for mount in volumes {
+        let Some((MountKind::EngineVolume { name, .. }, on_move)) =
+            Some(mount.kind.clone()).zip(said_of(&mount))
+        else {
+            continue;
+        };
+        mounts.retain(|other| other.engine_volume().is_none_or(|_| other.target != mount.target));
+        if matches!(on_move, OnMove::Skip | OnMove::Shared) {
+            mounts.push(Mount { kind: MountKind::EngineVolume { name, on_move }, ..mount });
+        }
+    }
+    Service { mounts, ..service }
 }
 
 /// The version of the conversation that a destination has chosen, which can only be one of those `offered`.

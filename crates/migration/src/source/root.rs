@@ -31,7 +31,7 @@ impl Source {
         recorder: &mut Recorder,
         reserved: Reserved,
     ) -> Result<Prepared, SourceError> {
-        let Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted } = reserved;
+        let Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted, marks } = reserved;
         let report = &mut recorder.report;
         let sending = Instant::now();
         let total = layers.bytes() + first.changes.bytes();
@@ -47,6 +47,7 @@ impl Source {
             Message::TreeApplied => {}
             other => return Err(link.unexpected(&other, "TreeApplied").into()),
         }
+        drop(marks);
         let mut log = Log::new(self.local.log_files(&self.service));
         if agreed.ahead {
             let sent;

@@ -55,11 +55,31 @@ fn directories_of_several_places_become_one_tree_and_stay_it_round_after_round()
 
 #[test]
 fn an_error_names_the_path_that_a_directory_had() {
-    let pair = Pair::new();
-    let file = pair.source.join("file");
-    fs::write(&file, "").unwrap();
-    let opened = OwnedFd::from(File::open(&file).unwrap());
+    // Neither a directory nor a file.
+    let opened = OwnedFd::from(File::open("/dev/null").unwrap());
     let sender = TreeSender::of_parts().make("").put_open("data", Path::new("/srv/data"), opened);
     let error = sender.next_round(false).unwrap_err().to_string();
     assert!(error.contains("tree /srv/data"), "{error}");
+}
+
+#[test]
+fn a_file_is_a_part_whatever_is_at_its_path_later() {
+    let pair = Pair::new();
+    let file = pair.source.join("conf");
+    fs::write(&file, "one").unwrap();
+    let opened = OwnedFd::from(File::open(&file).unwrap());
+    let mut sender = TreeSender::of_parts().make("").make("volume").put_open(
+        "volume/app.conf",
+        Path::new("/etc/conf"),
+        opened,
+    );
+    pair.round(&mut sender, false);
+    let there = pair.copy.join("volume/app.conf");
+    assert_eq!(fs::read_to_string(&there).unwrap(), "one");
+    let written = File::options().write(true).open(&file).unwrap();
+    fs::rename(&file, pair.source.join("away")).unwrap();
+    fs::write(&file, "another").unwrap();
+    written.write_all_at(b"two and more", 0).unwrap();
+    pair.round(&mut sender, true);
+    assert_eq!(fs::read_to_string(&there).unwrap(), "two and more");
 }
