@@ -377,6 +377,10 @@ fn a_single_file_of_the_node_goes_with_the_service_from_node_to_node_and_stays_w
         wait_for("the copies to be on one node", || volumes(&bed, from).is_empty().then_some(()));
     }
     assert_eq!(fs::read_to_string(&written).unwrap(), "1\n");
+    // The format of a checkpoint has volumes, and no files of them.
+    let archive = directory.path().join("archive");
+    let checkpoint = ["checkpoint", "one", "-o", archive.to_str().unwrap()];
+    refused(&bed, "b", &checkpoint, &["the file app.conf of volume one-etc-app.conf"]);
     bed.done("b", &["restart", "one"]);
     let inside = PathBuf::from(format!("/proc/{}/root", bed.pid("b", "one")));
     assert_eq!(fs::read_to_string(inside.join("etc/app.conf")).unwrap(), "of the node");

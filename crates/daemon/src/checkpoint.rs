@@ -149,6 +149,11 @@ fn check(service: &Service, has_ended: bool) -> Result<(), Status> {
             source.display()
         ));
     }
+    if let Some((volume, file)) = service.files_of_volumes().next() {
+        return refused(format!(
+            "has the file {file} of volume {volume} mounted, and an archive has whole volumes only; run it with the volume (`-v {volume}:TARGET`)"
+        ));
+    }
     Ok(())
 }
 

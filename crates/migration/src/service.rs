@@ -189,7 +189,7 @@ impl Service {
     }
 
     /// Files of its volumes that are mounted, and not the volume.
-    pub(crate) fn files_of_volumes(&self) -> impl Iterator<Item = (&VolumeName, &str)> {
+    pub fn files_of_volumes(&self) -> impl Iterator<Item = (&VolumeName, &str)> {
         self.mounts.iter().filter_map(|mount| match &mount.kind {
             MountKind::Volume { name, file: Some(file) } => Some((name, file.as_str())),
             _ => None,
