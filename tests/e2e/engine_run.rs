@@ -346,7 +346,7 @@ fn nothing_left(engine: &str) {
     refused(&volume, &["/nonesuch"], &["nonesuch"]);
     refused(&volume, &["/bin/sh", "-c", "echo no luck >&2; exit 7"], &["exit code 7", "no luck"]);
     refused(&[&volume[..], &["--rm"]].concat(), &sleeps, &["--rm", "godwit rm"]);
-    refused(&["--volume", "/srv:/srv"], &sleeps, &["/srv of the node", "-v NAME:/srv"]);
+    refused(&["--volume", "/no/such:/srv"], &sleeps, &["/no/such", "does not exist on this node"]);
     let none = ["run", "--engine", engine, "--name", "cache", "--image", "localhost/none:1", "sleep"];
     let said = nodes.bed.godwit("a", &none);
     assert!(said.code == 125 && said.stderr.contains("pull the image of container cache"), "{said:?}");
