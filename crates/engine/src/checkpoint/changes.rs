@@ -211,6 +211,7 @@ mod tests {
 
     use rustix::fs::{CWD, FileType, Mode, XattrFlags};
 
+    use super::super::Awaited;
     use super::*;
 
     /// An upper directory over one layer: a new file, a changed one, one that is gone, and a directory made anew.
@@ -240,7 +241,8 @@ mod tests {
         let (directory, upper, lower) = upper_and_lower();
         let into = directory.path().join("into");
         fs::create_dir(&into).unwrap();
-        write(&upper, std::slice::from_ref(&lower), &into).unwrap();
+        let awaited = Awaited::default();
+        write(&upper, std::slice::from_ref(&lower), &into, &awaited.by()).unwrap();
         let deleted: Vec<String> = serde_json::from_slice(&fs::read(into.join(DELETED)).unwrap()).unwrap();
         assert_eq!(deleted, ["/anew/deep/old", "/anew/old", "/etc/gone"]);
         apply(&into, &lower).unwrap();
@@ -314,6 +316,7 @@ mod tests {
             rustix::fs::mknodat(CWD, &path, FileType::CharacterDevice, Mode::empty(), number).unwrap();
             path
         };
+        let awaited = Awaited::default();
         let refused = |error: ArchiveError, words: &str| {
             let text = error.to_string();
             assert!(text.contains("within") && text.contains(words), "{text}");
@@ -322,17 +325,17 @@ mod tests {
         for number in [rustix::fs::makedev(1, 3), 0] {
             let path = device(number);
             let to = directory.path().join(format!("{number}.tar"));
-            refused(write_volume(&files, "data", &to).unwrap_err(), "device");
+            refused(write_volume(&files, "data", &to, &awaited.by()).unwrap_err(), "device");
             fs::remove_file(path).unwrap();
         }
         let path = device(rustix::fs::makedev(1, 3));
         let into = directory.path().join("into");
         fs::create_dir(&into).unwrap();
-        refused(write(&files, &[], &into).unwrap_err(), "device");
+        refused(write(&files, &[], &into, &awaited.by()).unwrap_err(), "device");
         fs::remove_file(path).unwrap();
         let name = "trusted.overlay.opaque";
         rustix::fs::setxattr(files.join("within"), name, b"y", XattrFlags::empty()).unwrap();
         let to = directory.path().join("opaque.tar");
-        refused(write_volume(&files, "data", &to).unwrap_err(), "overlayfs");
+        refused(write_volume(&files, "data", &to, &awaited.by()).unwrap_err(), "overlayfs");
     }
 }
