@@ -384,6 +384,7 @@ fn answer(
         no_files: String::new(),
         files: Bytes::new(),
         engine_layers: Vec::new(),
+        sessions: true,
     }
 }
 

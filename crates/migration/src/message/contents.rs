@@ -212,6 +212,9 @@ pub struct Accepted {
     /// The token of the files that were sent ahead; none where there are none.
     #[prost(bytes = "bytes", tag = "62")]
     pub files: Bytes,
+    /// Whether commands of `godwit exec` on a terminal can come with the service.
+    #[prost(bool, tag = "63")]
+    pub sessions: bool,
 }
 
 /// The round of files that are sent ahead is applied.
