@@ -50,6 +50,10 @@ impl Drop for User {
 
 impl User {
     fn runs(bed: &Bed, command: &[&str]) -> Self {
+        Self::runs_so(bed, &[], command)
+    }
+
+    fn runs_so(bed: &Bed, how: &[&str], command: &[&str]) -> Self {
         let terminal =
             rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         rustix::pty::unlockpt(&terminal).unwrap();
@@ -57,7 +61,7 @@ impl User {
         let end =
             rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let end = || Stdio::from(end.try_clone().unwrap());
-        let godwit = bed.command("a", &[&["exec", "-it", NAME], command].concat());
+        let godwit = bed.command("a", &[&["exec", "-it"], how, &[NAME], command].concat());
         let mut leader = Command::new("setsid");
         leader.args(["--ctty", "--wait"]).arg(godwit.get_program());
         // timeout(1) would keep the command out of the foreground of the terminal.
@@ -189,8 +193,9 @@ fn what_a_command_writes_while_it_moves_is_seen_in_order_and_whole() {
 #[test]
 fn what_was_typed_and_not_read_is_read_once_after_the_move() {
     let bed = up("terminal-typed");
-    let script = "echo up; until [ -e /go ]; do usleep 10000; done; read one; read two; echo got $one, $two.";
-    let mut user = User::runs(&bed, &["sh", "-c", script]);
+    let script =
+        "echo up; until [ -e /go ]; do usleep 10000; done; read one; read two; echo got $one, $two. $(id -u)";
+    let mut user = User::runs_so(&bed, &["--user", "nobody"], &["sh", "-c", script]);
     user.sees("up\r\n");
     user.types("first\rsex");
     user.sees("sex");
@@ -198,7 +203,7 @@ fn what_was_typed_and_not_read_is_read_once_after_the_move() {
     // It is still a line that can be corrected.
     user.types("\x7fcond\r");
     bed.done("b", &["exec", NAME, "touch", "/go"]);
-    user.sees("got first, second.\r\n");
+    user.sees("got first, second. 65534\r\n");
     let (code, screen) = user.ended();
     assert_eq!(code, Some(0), "{screen}");
     assert_eq!(screen.matches("first\r\n").count(), 1, "typed again, it is shown again: {screen}");
@@ -256,7 +261,7 @@ fn a_shell_in_a_shell_is_refused_by_name_and_a_checkpoint_is_while_somebody_is_a
 }
 
 #[test]
-fn a_user_who_leaves_after_a_move_hangs_the_command_up() {
+fn a_user_who_leaves_after_a_move_hangs_the_command_up_and_a_service_that_stops_ends_it() {
     let bed = up("terminal-leaves");
     let mut user = User::runs(&bed, &["sleep", "99999"]);
     wait_for("the command", || runs(&bed, "a", " sleep 99999").then_some(()));
@@ -267,4 +272,10 @@ fn a_user_who_leaves_after_a_move_hangs_the_command_up() {
     rustix::process::kill_process(timeout, rustix::process::Signal::TERM).unwrap();
     user.godwit.wait().unwrap();
     wait_for("the command to be hung up", || (!runs(&bed, "b", " sleep 99999")).then_some(()));
+    bed.migrate(NAME, "b", "a");
+    let mut user = User::runs(&bed, &["sleep", "88888"]);
+    wait_for("the command", || runs(&bed, "a", " sleep 88888").then_some(()));
+    bed.migrate(NAME, "a", "b");
+    bed.done("b", &["kill", NAME]);
+    assert_eq!(user.ended().0, Some(137));
 }

@@ -113,6 +113,8 @@ struct State {
     rest: Vec<u8>,
     /// No program has the terminal any more.
     is_closed: bool,
+    /// The command's exit code, or none where nobody knows it, once it has ended.
+    ended: Option<Option<i32>>,
     /// Somebody sits at it.
     is_attached: bool,
 }
@@ -156,6 +158,7 @@ impl Session {
             taken: Vec::new(),
             rest: Vec::new(),
             is_closed: false,
+            ended: None,
             is_attached: false,
         };
         let (phase, _) = watch::channel(Phase::Open);
@@ -211,13 +214,20 @@ impl Session {
     pub async fn next(self: &Arc<Self>) -> io::Result<News> {
         let mut phase = self.phase.subscribe();
         loop {
-            let is_closed = {
+            let (is_closed, ended) = {
                 let mut state = self.lock();
                 if !state.shown.is_empty() {
                     return Ok(News::Output(std::mem::take(&mut state.shown)));
                 }
-                state.is_closed
+                (state.is_closed, state.ended)
             };
+            // It was read here, and is told nowhere else. What was written before it comes first.
+            if let Some(ended) = ended {
+                if self.off_worker(Self::show_some).await? {
+                    continue;
+                }
+                return Ok(ended.map_or(News::Lost, News::Ended));
+            }
             let now = phase.borrow_and_update().clone();
             match now {
                 Phase::Left(node) => return Ok(News::Left(node)),
@@ -237,16 +247,8 @@ impl Session {
                 }
                 ready = self.news.readable() => {
                     let mut ready = ready?;
-                    // What was written before the end.
-                    while self.off_worker(Self::show_some).await? {}
-                    let news = self.lock_open(|_| self.read_news())?;
-                    let shown = !self.lock().shown.is_empty();
-                    match news {
-                        Some(None) if !shown => ready.clear_ready(),
-                        // It is read again, and is still there.
-                        Some(Some(_)) if shown => {}
-                        Some(Some(news)) => return Ok(news),
-                        Some(None) | None => {}
+                    if self.lock_open(|state| self.read_news(state))? == Some(false) {
+                        ready.clear_ready();
                     }
                 }
             }
@@ -296,15 +298,16 @@ impl Session {
         }
     }
 
-    /// How the command has ended; none where that is not known yet. It stays to be read until somebody has taken it.
-    fn read_news(&self) -> io::Result<Option<News>> {
+    /// Reads how the command has ended; whether that is known now.
+    fn read_news(&self, state: &mut State) -> io::Result<bool> {
         let mut status = [0; 4];
-        match rustix::io::read(self.news.get_ref(), &mut status) {
-            Ok(4) => Ok(Some(News::Ended(exit_code(i32::from_ne_bytes(status))))),
-            Ok(_) => Ok(Some(News::Lost)),
-            Err(Errno::AGAIN) => Ok(None),
-            Err(errno) => Err(errno.into()),
-        }
+        state.ended = match rustix::io::read(self.news.get_ref(), &mut status) {
+            Ok(4) => Some(Some(exit_code(i32::from_ne_bytes(status)))),
+            Ok(_) => Some(None),
+            Err(Errno::AGAIN) => None,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(state.ended.is_some())
     }
 
     /// Types the beginning of this; how much. It waits while the container is frozen, and while the terminal takes nothing.

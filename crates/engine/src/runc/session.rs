@@ -35,6 +35,10 @@ const PROGRAM_PATH: &str = "/proc/self/fd/3";
 /// Longest it may take to say how the command's start went.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
+/// Most zombies that this leaves in a container whose first process does not wait for children that it has not started.
+/// Further commands are children of runc, and do not move.
+const MOST_ENDED: usize = 16;
+
 /// What goes into a name that nobody else has.
 const TOKEN_BYTES: usize = 16;
 
@@ -51,7 +55,11 @@ impl Runc {
         if config.confinement.read_only || self.sessions.of(name).len() >= MOST {
             return Ok(None);
         }
-        let root = PathBuf::from(format!("/proc/{}/root", self.main_pid(config).await?));
+        let main = self.main_pid(config).await?;
+        if ended_before(main) >= MOST_ENDED {
+            return Ok(None);
+        }
+        let root = PathBuf::from(format!("/proc/{main}/root"));
         let program = match bring(&root) {
             Ok(program) => program,
             Err(error) => {
@@ -89,6 +97,16 @@ impl Runc {
             }),
         }
     }
+}
+
+/// How many have ended before and are zombies, as the container's first process does not wait for them.
+fn ended_before(main: u32) -> usize {
+    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
+    let is_zombie = |pid: &&str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains(" (godwit-exec) Z ")
+    };
+    children.split_whitespace().filter(is_zombie).count()
 }
 
 /// Writes the program into a filesystem, as a file without a name, and opens it.
