@@ -124,10 +124,15 @@ impl Runc {
 
     /// A runc command on this engine's root.
     fn runc(&self, words: &[&str]) -> Command {
+        self.runc_at(&self.config.root, words)
+    }
+
+    /// A runc command on another root.
+    fn runc_at(&self, root: &Path, words: &[&str]) -> Command {
         let mut command = Command::new(&self.config.runc);
         command
             .arg("--root")
-            .arg(&self.config.root)
+            .arg(root)
             .args(["--log-format", "json"])
             .args(words)
             .env("PATH", &self.path_variable)

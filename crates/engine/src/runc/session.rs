@@ -17,6 +17,8 @@ use std::time::Duration;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use tempfile::TempDir;
+use tokio::process::Command;
 
 use super::{Runc, message, program_error, spec};
 use crate::container::{ContainerConfig, EngineError, io_error};
@@ -75,10 +77,14 @@ impl Runc {
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         setsockopt(&ours, sockopt::PassCred, &true).map_err(|errno| failed(errno.into()))?;
         ours.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
-        let mut command = self.runc(&["exec"]);
+        let in_time = self.root_in_time(config, main).await.map_err(failed)?;
+        let mut command = self.runc_at(in_time.as_ref().map_or(&self.config.root, TempDir::path), &["exec"]);
         let file = hand_over(&mut command, process.to_string().as_bytes()).map_err(failed)?;
         command.args(["--preserve-fds", "2", "--process", &file, name.as_str()]);
         inherit(&mut command, [(program, PROGRAM_FD), (theirs.into(), SOCKET_FD)]).map_err(failed)?;
+        if in_time.is_some() {
+            join_time(&mut command, main).map_err(failed)?;
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
         let run = command.output().await.map_err(failed)?;
         // Its copies of what it has handed over are closed: the socket ends with the container's.
@@ -97,6 +103,48 @@ impl Runc {
             }),
         }
     }
+
+    /// Where runc finds a container's state when it runs in the container's time namespace, if that is another one than this
+    /// program's: runc knows the first process again by its start, which has another time there. runc does not join time
+    /// namespaces; a container that was restored has one, and CRIU dumps all of it from one.
+    async fn root_in_time(&self, config: &ContainerConfig, main: u32) -> io::Result<Option<TempDir>> {
+        let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/time"));
+        match (namespace("self"), namespace(&main.to_string())) {
+            (Ok(own), Ok(its)) if own != its => {}
+            // Linux without time namespaces, too.
+            _ => return Ok(None),
+        }
+        let mut cat = Command::new("cat");
+        cat.arg(format!("/proc/{main}/stat")).stdin(Stdio::null()).kill_on_drop(true);
+        join_time(&mut cat, main)?;
+        let stat = String::from_utf8_lossy(&cat.output().await?.stdout).into_owned();
+        // proc_pid_stat(5), field 22; the name before it may have any letters.
+        let start =
+            stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(19)?.parse::<u64>().ok());
+        let start = start.ok_or_else(|| io::Error::other(format!("/proc/{main}/stat has no start")))?;
+        let mut state: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(self.state_directory(&config.name).join("state.json"))?)?;
+        state["init_process_start"] = start.into();
+        let root = tempfile::Builder::new().prefix("exec-root-").tempdir_in(&config.directory)?;
+        let directory = root.path().join(&config.name);
+        std::fs::create_dir(&directory)?;
+        std::fs::write(directory.join("state.json"), serde_json::to_vec(&state)?)?;
+        Ok(Some(root))
+    }
+}
+
+/// Has a program run in the time namespace of the process `main`.
+fn join_time(program: &mut Command, main: u32) -> io::Result<()> {
+    let namespace = File::open(format!("/proc/{main}/ns/time"))?;
+    // SAFETY: between fork and exec one system call is made, by the only thread that there is. The file is open for as long
+    // as there is the command.
+    unsafe {
+        program.pre_exec(move || match libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWTIME) {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    Ok(())
 }
 
 /// How many have ended before and are zombies, as the container's first process does not wait for them.
