@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{ExecInput, ExecOutput, exec_input, exec_output};
-use godwit_engine::{EngineError, ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize, rootfs};
+use godwit_engine::{EngineError, ExecIo, ExecRequest, ExecStreams, Terminal, rootfs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::process::Child;
@@ -19,7 +19,7 @@ use tonic::{Status, Streaming};
 use crate::convert;
 use crate::node::Node;
 use crate::services::{DEFAULT_PATH, occupied, owned};
-use crate::sessions::User;
+use crate::sessions::{Outgoing, User, size};
 use crate::status::status;
 
 /// What is read from a stream at once.
@@ -29,7 +29,6 @@ const CHUNK: usize = 64 * 1024;
 const QUEUE: usize = 16;
 
 type Output = Pin<Box<dyn Stream<Item = Result<ExecOutput, Status>> + Send>>;
-pub(crate) type Outgoing = mpsc::Sender<Result<ExecOutput, Status>>;
 
 /// Starts the command that the first message describes.
 pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> Result<Output, Status> {
@@ -122,11 +121,6 @@ async fn attend(
     };
     // The user may have gone.
     let _ = out.send(last).await;
-}
-
-pub(crate) fn size(size: godwit_api::v1::TerminalSize) -> TerminalSize {
-    let fits = |characters: u32| u16::try_from(characters).unwrap_or(u16::MAX);
-    TerminalSize { rows: fits(size.rows), columns: fits(size.columns) }
 }
 
 async fn feed(mut input: Streaming<ExecInput>, stdin: Option<pipe::Sender>) {

@@ -19,7 +19,7 @@ use godwit_api::v1::{
     self as api, AttachInput, AttachOutput, ExecInput, ExecOutput, attach_input, attach_output, exec_input,
     exec_output,
 };
-use godwit_engine::{BEATS, ContainerConfig, ContainerStatus, News, Session};
+use godwit_engine::{BEATS, ContainerConfig, ContainerStatus, News, Session, TerminalSize};
 use godwit_migration::Backoff;
 use godwit_names::ServiceName;
 use tokio::sync::mpsc;
@@ -29,7 +29,6 @@ use tonic::{Status, Streaming};
 
 use crate::convert;
 use crate::directory::elsewhere;
-use crate::exec::{Outgoing, size};
 use crate::node::Node;
 use crate::services::owned;
 use crate::status::internal;
@@ -57,10 +56,19 @@ const END_LIMIT: Duration = Duration::from_secs(2);
 const END_LOOK: Duration = Duration::from_millis(20);
 
 pub(crate) type Outputs = Pin<Box<dyn Stream<Item = Result<AttachOutput, Status>> + Send>>;
+/// What is sent to a user of this node.
+pub(crate) type Outgoing = mpsc::Sender<Result<ExecOutput, Status>>;
+
 type Sender = mpsc::Sender<Result<AttachOutput, Status>>;
 
 fn output(kind: attach_output::Kind) -> Result<AttachOutput, Status> {
     Ok(AttachOutput { kind: Some(kind) })
+}
+
+/// The size of a user's terminal.
+pub(crate) fn size(size: api::TerminalSize) -> TerminalSize {
+    let fits = |characters: u32| u16::try_from(characters).unwrap_or(u16::MAX);
+    TerminalSize { rows: fits(size.rows), columns: fits(size.columns) }
 }
 
 /// Attaches a user of another node to a terminal that has come with its service.
