@@ -59,6 +59,7 @@ mod registry;
 mod restarts;
 mod shared;
 mod stale;
+mod terminals;
 mod tmpfs;
 mod unacknowledged;
 mod upgrade;

@@ -57,7 +57,7 @@ fn at_terminal(bed: &Bed, arguments: &[&str]) -> Child {
 }
 
 #[test]
-fn a_user_at_a_terminal_has_one_in_the_service_and_its_move_is_refused_meanwhile() {
+fn a_user_at_a_terminal_has_one_in_the_service_and_moves_are_refused_while_what_cannot_move_runs() {
     let (bed, _) = up("terminal", "exec sleep 100000", &[]);
     let mut typed = at_terminal(&bed, &["exec", "-it", NAME, "sh"]);
     let mut keyboard = typed.stdin.take().unwrap();
@@ -65,7 +65,16 @@ fn a_user_at_a_terminal_has_one_in_the_service_and_its_move_is_refused_meanwhile
         |command: &str| bed.done("a", &["exec", NAME, "ps"]).lines().any(|line| line.ends_with(command));
     wait_for("the shell on the terminal", || has(" sh").then_some(()));
     let migrate = ["migrate", NAME, "--to", "b"];
-    refused(&bed, "a", &migrate, &["1 command(s) started by `godwit exec` still run in service shell"]);
+    let cannot = "1 command(s) that cannot move, started by `godwit exec` without a terminal or by its engine, still run in service shell";
+    if bed.has_logs() {
+        let mut piped = bed.command("a", &["exec", "-i", NAME, "cat"]).stdin(Stdio::piped()).spawn().unwrap();
+        wait_for("the command without a terminal", || has(" cat").then_some(()));
+        refused(&bed, "a", &migrate, &[cannot]);
+        drop(piped.stdin.take());
+        assert!(piped.wait().unwrap().success());
+    } else {
+        refused(&bed, "a", &migrate, &[cannot]);
+    }
     keyboard
         .write_all(b"test -t 0 && test -t 1 && test -t 2 && stty size; echo is $TERM; sleep 88888\r")
         .unwrap();

@@ -28,7 +28,7 @@ use godwit_engine::checkpoint::{
     ArchiveError, Awaited, DELETED, IMAGES, OWN, ROOTFS_DIFF, STATISTICS, VOLUMES, changes, foreign, has_room,
 };
 use godwit_engine::image::Digest;
-use godwit_engine::{DumpTarget, Mount, files};
+use godwit_engine::{DumpTarget, EngineError, Mount, files};
 use godwit_migration::{Restart, Service, error_chain, failpoint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -178,6 +178,11 @@ impl Making {
         let config = local.config(&self.service);
         // A dump is refused while commands run in it: found out before it is frozen, and again after.
         local.engine.dump_target(&config).await.map_err(internal)?;
+        // A terminal is its user's, and whoever restores the archive has none.
+        match local.engine.sessions(&config) {
+            0 => {}
+            commands => return Err(internal(EngineError::Occupied { name: config.name.clone(), commands })),
+        }
         let prepared = self.node.criu().clone().as_stock().prepare().map_err(internal)?;
         let dumped = tokio::select! {
             dumped = self.dump(prepared) => dumped,

@@ -1,4 +1,5 @@
-//! Commands inside services: bytes between the user's stream and the engine's pipes or terminal.
+//! Commands inside services: bytes between the user's stream and the engine's pipes or terminal. Commands on a terminal
+//! that moves with its service are in [`sessions`](crate::sessions).
 
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{ExecInput, ExecOutput, exec_input, exec_output};
-use godwit_engine::{EngineError, ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize, rootfs};
+use godwit_engine::{EngineError, ExecIo, ExecRequest, ExecStreams, Terminal, rootfs};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::process::Child;
@@ -18,6 +19,7 @@ use tonic::{Status, Streaming};
 use crate::convert;
 use crate::node::Node;
 use crate::services::{DEFAULT_PATH, occupied, owned};
+use crate::sessions::{Outgoing, User, size};
 use crate::status::status;
 
 /// What is read from a stream at once.
@@ -27,7 +29,6 @@ const CHUNK: usize = 64 * 1024;
 const QUEUE: usize = 16;
 
 type Output = Pin<Box<dyn Stream<Item = Result<ExecOutput, Status>> + Send>>;
-type Outgoing = mpsc::Sender<Result<ExecOutput, Status>>;
 
 /// Starts the command that the first message describes.
 pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> Result<Output, Status> {
@@ -61,15 +62,22 @@ pub(crate) async fn start(node: &Arc<Node>, mut input: Streaming<ExecInput>) -> 
         rootfs::find_command(&config.rootfs, path, &request.command[0])
             .map_err(|error| status(Status::invalid_argument, &error))?;
     }
-    let ExecIo { streams, child } =
-        node.local().engine.exec(&config, &request).await.map_err(|error| match &error {
-            EngineError::Command { .. } | EngineError::User { .. } => {
-                status(Status::invalid_argument, &error)
-            }
-            _ => status(Status::internal, &error),
-        })?;
-    drop(taken);
+    let refused = |error: EngineError| match &error {
+        EngineError::Command { .. } | EngineError::User { .. } => status(Status::invalid_argument, &error),
+        _ => status(Status::internal, &error),
+    };
+    let engine = &node.local().engine;
     let (out, outgoing) = mpsc::channel(QUEUE);
+    if let Some(terminal) = start.terminal
+        && let Some(session) = engine.start_session(&config, &request).await.map_err(refused)?
+    {
+        drop(taken);
+        let user = User::new(node, (name, service.service.id), &session, (start.stdin, terminal), out);
+        tokio::spawn(user.sit(session, input));
+        return Ok(ReceiverStream::new(outgoing).boxed());
+    }
+    let ExecIo { streams, child } = engine.exec(&config, &request).await.map_err(refused)?;
+    drop(taken);
     match streams {
         ExecStreams::Pipes { stdin, stdout, stderr } => {
             let broken =
@@ -113,11 +121,6 @@ async fn attend(
     };
     // The user may have gone.
     let _ = out.send(last).await;
-}
-
-fn size(size: godwit_api::v1::TerminalSize) -> TerminalSize {
-    let fits = |characters: u32| u16::try_from(characters).unwrap_or(u16::MAX);
-    TerminalSize { rows: fits(size.rows), columns: fits(size.columns) }
 }
 
 async fn feed(mut input: Streaming<ExecInput>, stdin: Option<pipe::Sender>) {

@@ -54,6 +54,7 @@ mod restart;
 mod restore;
 mod serve;
 mod services;
+mod sessions;
 mod staging;
 mod state;
 mod stats;

@@ -10,14 +10,14 @@ use godwit_migration::{Decision, recovery};
 use godwit_names::ServiceName;
 use godwit_transfer::{Membership, NodeName};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert::service_name;
 use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, check, cluster, connections, migrate, prepare, renew, wait};
+use crate::{capture, check, cluster, connections, migrate, prepare, renew, sessions, wait};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -92,6 +92,7 @@ fn accepted<T>(request: &Request<T>) -> Result<&Caller, Status> {
 
 #[tonic::async_trait]
 impl Peer for PeerService {
+    type AttachStream = sessions::Outputs;
     type CaptureStream = capture::Batches;
     type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
     type PrepareStream = Self::MigrateStream;
@@ -237,6 +238,14 @@ impl Peer for PeerService {
         let ended = wait::here(&self.0, &name, &id).await?;
         let left = || Status::failed_precondition(format!("service {name} has left node {}", self.0.name));
         Ok(Response::new(ended.ok_or_else(left)?))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<api::AttachInput>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let from = caller(&request)?;
+        Ok(Response::new(sessions::attach(&self.0, &from, request.into_inner()).await?))
     }
 
     async fn connections(

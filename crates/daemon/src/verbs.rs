@@ -24,6 +24,8 @@ pub(crate) enum Who {
     Party,
     /// The node that has the service that is named, and those of `--verbs-from`.
     Owner,
+    /// A member that knows the secret of what it asks for.
+    Token,
     /// Any member.
     Member,
 }
@@ -81,6 +83,7 @@ const PEER: &[(&str, Who)] = &[
     ("Check", Who::Member),
     ("CheckNetwork", Who::Member),
     ("Wait", Who::Member),
+    ("Attach", Who::Token),
     ("Migrate", Who::Owner),
     ("Prepare", Who::Owner),
     ("CheckMove", Who::Owner),
@@ -174,6 +177,7 @@ mod tests {
             Who::Itself => "a member, of itself and of what it has",
             Who::Party => "the other end of the migration",
             Who::Owner => "the node that has the service, and those of `--verbs-from`",
+            Who::Token => "the node whose user has the terminal: it knows its token",
             Who::Member => "any member",
         };
         for (verb, who) in PEER {

@@ -18,6 +18,7 @@ use crate::confinement::{Confinement, ConfinementError, User};
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files;
 use crate::rootfs::RootfsError;
+use crate::sessions::Session;
 
 /// Where the bytes under a mount point come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -719,6 +720,36 @@ pub trait Engine: Send + Sync {
     async fn exec(&self, config: &ContainerConfig, request: &ExecRequest) -> Result<ExecIo, EngineError>;
     /// How many commands started by [`Engine::exec`] run now (a dump is refused while there are any).
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError>;
+    /// Starts a further command on a terminal that moves with the container; none where the engine has no such thing, or
+    /// the container cannot have it.
+    async fn start_session(
+        &self,
+        _config: &ContainerConfig,
+        _request: &ExecRequest,
+    ) -> Result<Option<Arc<Session>>, EngineError> {
+        Ok(None)
+    }
+    /// How many such commands run now.
+    fn sessions(&self, _config: &ContainerConfig) -> usize {
+        0
+    }
+    /// The one with this token, for its only user.
+    fn attach(&self, _config: &ContainerConfig, _token: &str) -> Option<Arc<Session>> {
+        None
+    }
+    /// Closes this node's ends of one whose user has gone.
+    fn detach(&self, _config: &ContainerConfig, _token: &str) {}
+    /// Holds the terminals of a frozen container: the file that goes along with its dump, if there are any.
+    async fn hold_sessions(
+        &self,
+        _config: &ContainerConfig,
+    ) -> Result<Option<(String, Vec<u8>)>, EngineError> {
+        Ok(None)
+    }
+    /// Has the terminals of a frozen container go on here.
+    async fn release_sessions(&self, _config: &ContainerConfig) {}
+    /// Tells the users of a container's terminals that it is on another node now.
+    fn sessions_left(&self, _config: &ContainerConfig, _node: &str) {}
     /// The container's processes, in the node's PID namespace; those of [`Engine::exec`] included. None where the
     /// engine does not have it.
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError>;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +19,7 @@ use crate::foreign::Adopts;
 use crate::foreign::making::Makes;
 use crate::podman::{self, Podman};
 use crate::runc::Runc;
+use crate::sessions::Session;
 
 /// The engines of a node.
 #[derive(Debug, Clone)]
@@ -234,6 +236,41 @@ impl Engine for Engines {
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
         self.of(config).exec_sessions(config).await
+    }
+
+    async fn start_session(
+        &self,
+        config: &ContainerConfig,
+        request: &ExecRequest,
+    ) -> Result<Option<Arc<Session>>, EngineError> {
+        self.of(config).start_session(config, request).await
+    }
+
+    fn sessions(&self, config: &ContainerConfig) -> usize {
+        self.of(config).sessions(config)
+    }
+
+    fn attach(&self, config: &ContainerConfig, token: &str) -> Option<Arc<Session>> {
+        self.of(config).attach(config, token)
+    }
+
+    fn detach(&self, config: &ContainerConfig, token: &str) {
+        self.of(config).detach(config, token);
+    }
+
+    async fn hold_sessions(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<Option<(String, Vec<u8>)>, EngineError> {
+        self.of(config).hold_sessions(config).await
+    }
+
+    async fn release_sessions(&self, config: &ContainerConfig) {
+        self.of(config).release_sessions(config).await;
+    }
+
+    fn sessions_left(&self, config: &ContainerConfig, node: &str) {
+        self.of(config).sessions_left(config, node);
     }
 
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd, RawFd};
 use std::process::Stdio;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
@@ -21,6 +21,9 @@ use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 
 use crate::watch::watch;
+
+/// The least number of a descriptor that a program inherits without being told by which number.
+const HIGH: RawFd = 10;
 
 /// A command to run in a container that runs.
 #[derive(Debug, Clone)]
@@ -156,12 +159,33 @@ fn heed_signals() -> io::Result<()> {
 pub(crate) fn hand_over(program: &mut Command, text: &[u8]) -> io::Result<String> {
     let mut file = File::from(rustix::fs::memfd_create(c"command", MemfdFlags::CLOEXEC)?);
     file.write_all(text)?;
+    let file = high(&file)?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: between fork and exec one system call is made. The file is open for as long as there is the command.
     unsafe {
         program.pre_exec(move || Ok(rustix::io::fcntl_setfd(&file, FdFlags::empty())?));
     }
     Ok(path)
+}
+
+/// The same file by a number that no program asks for.
+fn high(file: impl AsFd) -> io::Result<OwnedFd> {
+    Ok(rustix::io::fcntl_dupfd_cloexec(file, HIGH)?)
+}
+
+/// Has an engine's program inherit these, each by its number, which is below [`HIGH`].
+pub(crate) fn inherit<const N: usize>(program: &mut Command, files: [(OwnedFd, RawFd); N]) -> io::Result<()> {
+    for (file, number) in files {
+        let file = high(&file)?;
+        // SAFETY: between fork and exec one system call is made. The file is open for as long as there is the command.
+        unsafe {
+            program.pre_exec(move || match libc::dup2(file.as_raw_fd(), number) {
+                -1 => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Starts an engine's program for a command, with the streams that were asked for.

@@ -35,6 +35,7 @@ mod processes;
 pub mod rootfs;
 pub mod runc;
 pub mod seccomp;
+mod sessions;
 pub mod small_tar;
 pub mod tree;
 mod watch;
@@ -47,3 +48,4 @@ pub use container::{
 };
 pub use engines::Engines;
 pub use exec::{ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize};
+pub use sessions::{BEATS, News, Session};

@@ -23,6 +23,7 @@ pub mod log;
 pub(crate) mod provided;
 pub(crate) mod restore;
 pub(crate) mod rights;
+mod session;
 mod shim;
 pub(crate) mod spec;
 
@@ -30,6 +31,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use godwit_names::ServiceName;
@@ -43,6 +45,7 @@ use crate::container::{
 use crate::exec::{self, ExecIo, ExecRequest};
 use crate::files;
 use crate::processes::{Processes, cgroup, process, stop};
+use crate::sessions::{Session, Sessions};
 use shim::Files;
 
 /// The key under which runc's restore brings the network namespace.
@@ -76,6 +79,7 @@ pub struct Runc {
     /// `PATH` for runc: CRIU's directory comes before others, as runc takes `criu` from there.
     path_variable: OsString,
     processes: Processes,
+    sessions: Sessions,
 }
 
 /// What godwit reads of runc's `state.json`: fields that runc has had under these names since its
@@ -105,7 +109,7 @@ impl Runc {
     pub fn new(config: RuncConfig) -> Self {
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
         let processes = Processes { criu: config.criu.clone() };
-        Self { config, path_variable, processes }
+        Self { config, path_variable, processes, sessions: Sessions::default() }
     }
 
     /// Where runc binds the root filesystem for CRIU while it restores.
@@ -120,10 +124,15 @@ impl Runc {
 
     /// A runc command on this engine's root.
     fn runc(&self, words: &[&str]) -> Command {
+        self.runc_at(&self.config.root, words)
+    }
+
+    /// A runc command on another root.
+    fn runc_at(&self, root: &Path, words: &[&str]) -> Command {
         let mut command = Command::new(&self.config.runc);
         command
             .arg("--root")
-            .arg(&self.config.root)
+            .arg(root)
             .args(["--log-format", "json"])
             .args(words)
             .env("PATH", &self.path_variable)
@@ -248,7 +257,7 @@ impl Engine for Runc {
 
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {
         let pid = self.main_pid(config).await?;
-        let commands = self.exec_sessions(config).await?;
+        let commands = self.processes.sessions(config, pid)?;
         if commands > 0 {
             return Err(EngineError::Occupied { name: config.name.clone(), commands });
         }
@@ -337,6 +346,44 @@ impl Engine for Runc {
 
     async fn exec_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
         self.processes.sessions(config, self.main_pid(config).await?)
+    }
+
+    async fn start_session(
+        &self,
+        config: &ContainerConfig,
+        request: &ExecRequest,
+    ) -> Result<Option<Arc<Session>>, EngineError> {
+        Runc::start_session(self, config, request).await
+    }
+
+    fn sessions(&self, config: &ContainerConfig) -> usize {
+        self.sessions.of(&config.name).len()
+    }
+
+    fn attach(&self, config: &ContainerConfig, token: &str) -> Option<Arc<Session>> {
+        self.sessions.attach(&config.name, token)
+    }
+
+    fn detach(&self, config: &ContainerConfig, token: &str) {
+        self.sessions.detach(&config.name, token);
+    }
+
+    async fn hold_sessions(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<Option<(String, Vec<u8>)>, EngineError> {
+        let held = self.sessions.hold(&config.name).await;
+        held.map_err(|source| {
+            io_error(&config.name, "take what the terminals of its commands hold".into(), source)
+        })
+    }
+
+    async fn release_sessions(&self, config: &ContainerConfig) {
+        self.sessions.release(&config.name).await;
+    }
+
+    fn sessions_left(&self, config: &ContainerConfig, node: &str) {
+        self.sessions.leave(&config.name, node);
     }
 
     async fn processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {

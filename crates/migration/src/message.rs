@@ -350,6 +350,7 @@ mod tests {
                 takes_files: true,
                 no_files: "full".into(),
                 files: Bytes::from_static(b"token"),
+                sessions: true,
             }),
             Message::StillLacking(StillLacking { layers: vec!["sha256:00".into()] }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),

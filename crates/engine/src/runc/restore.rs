@@ -32,7 +32,8 @@ use super::shim::{self, Files, Starting};
 use super::{Runc, last_error, provided, rights, spec, volumes};
 use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error};
 use crate::processes::stop::{self, StopSignals};
-use crate::processes::tmpfs;
+use crate::processes::{process, tmpfs};
+use crate::sessions;
 
 /// Options for CRIU at a restore that runc cannot give. They overrule what runc asks for.
 ///
@@ -164,11 +165,25 @@ impl Runc {
         files: &Files,
         starting: &mut Starting,
     ) -> Result<ContainerState, EngineError> {
-        self.started(starting).await.map_err(|reason| {
+        let state = self.started(starting).await.map_err(|reason| {
             let criu_log = godwit_criu::log::read_lossy(&request.log());
             let told = godwit_criu::log::first_error_explained(&criu_log);
             request.refused(told.or_else(|| last_error(&files.runc_log())).unwrap_or(reason))
-        })
+        })?;
+        self.take_sessions(request)?;
+        Ok(state)
+    }
+
+    /// Takes the terminals of commands that came with it. What was typed is put back before anything reads it.
+    fn take_sessions(&self, request: &RestoreRequest) -> Result<(), EngineError> {
+        let name = &request.config.name;
+        let failed = |source| io_error(name, "take the terminals of its commands".into(), source);
+        if !request.images.join(sessions::FILE).exists() {
+            return Ok(());
+        }
+        let statuses = process::statuses(self.processes.members(&request.config)?).map_err(failed)?;
+        let members: Vec<_> = statuses.iter().map(|status| (status.pid, status.inner_pid)).collect();
+        self.sessions.arrive(name, &request.images, &members).map_err(failed)
     }
 
     async fn or_clean<T>(

@@ -514,6 +514,7 @@ fn answer(
         files: Bytes::new(),
         tells_files: true,
         engine_layers: Vec::new(),
+        sessions: true,
     }
 }
 

@@ -216,6 +216,9 @@ pub struct Accepted {
     /// there are none. A source that does not know of it may send [`Message::TellFiles`](super::Message::TellFiles).
     #[prost(bytes = "bytes", tag = "62")]
     pub files: Bytes,
+    /// Whether commands of `godwit exec` on a terminal can come with the service.
+    #[prost(bool, tag = "63")]
+    pub sessions: bool,
     /// Whether it tells which files are there.
     #[prost(bool, tag = "64")]
     pub tells_files: bool,

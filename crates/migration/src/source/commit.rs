@@ -51,6 +51,7 @@ impl Source {
         // Beside all that follows: the destination must not wait for this node's state.
         let releasing = self.begin_release().await;
         self.tell_of_copies().await;
+        self.local.engine.sessions_left(&self.local.config(&self.service), &self.destination);
         let running = match told {
             Ok(()) => tokio::select! {
                 running = link.receive() => running,

@@ -130,7 +130,8 @@ impl Source {
         self.timeline.note("steer frames", cutting);
         self.accept_waiting(&config, listeners).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
-        for (name, content) in &target.extra_files {
+        let sessions = self.local.engine.hold_sessions(&config).await?;
+        for (name, content) in target.extra_files.iter().chain(&sessions) {
             let path = tmpfs.images().join(name);
             std::fs::write(&path, content).map_err(|source| LocalError::Io {
                 action: "write",

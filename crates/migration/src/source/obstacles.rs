@@ -23,6 +23,24 @@ const LOOK: Duration = Duration::from_millis(300);
 /// Between two checks: there is no event for an obstacle that has passed.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// The first series of our patches with `ctty-of-any-end`: before it, CRIU dumped no process that has /dev/tty open where
+/// the other end of its terminal is dumped, too.
+const FINDS_TERMINALS_SINCE: u32 = 10;
+
+/// Whether a process has the terminal of its session open as such.
+fn has_tty_open(pid: u32) -> bool {
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    open.flatten()
+        .any(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == Path::new("/dev/tty")))
+}
+
+/// Whether a process is the leader of its session (proc_pid_stat(5)).
+fn leads_session(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let session = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(3)?.parse().ok());
+    session == Some(pid)
+}
+
 impl Source {
     /// Every reason why the service cannot be moved as it is now, before anything is touched.
     pub(super) async fn check_eligible(&self) -> Result<(), SourceError> {
@@ -63,18 +81,40 @@ impl Source {
             Err(SourceError::NotEligible(why)) => reasons.extend(why),
             Err(error) => return Err(error),
         }
-        let sessions = self.local.engine.exec_sessions(&config).await?;
-        if sessions > 0 {
+        let commands = self.local.engine.exec_sessions(&config).await?;
+        if commands > 0 {
             reasons.push(format!(
-                "{sessions} command(s) started by `godwit exec` still run in service {}; end them first",
+                "{commands} command(s) that cannot move, started by `godwit exec` without a terminal or by its engine, still run in service {}; end them first",
                 self.service.name
             ));
+        }
+        if self.local.engine.sessions(&config) > 0 {
+            reasons.extend(self.terminals_in_the_way(&config).await?);
         }
         let obstacles = match reasons.as_slice() {
             [] => self.obstacles(&config, state.pid).await?,
             _ => Vec::new(),
         };
         Ok((reasons, obstacles))
+    }
+
+    /// Which processes have /dev/tty open in a way that CRIU cannot dump.
+    async fn terminals_in_the_way(&self, config: &ContainerConfig) -> Result<Vec<String>, SourceError> {
+        let finds_all = self.local.criu.version().await?.series >= FINDS_TERMINALS_SINCE;
+        let processes = self.local.engine.processes(config).await?;
+        let look = move || {
+            let in_the_way = |pid: &u32| has_tty_open(*pid) && !(finds_all && leads_session(*pid));
+            processes.into_iter().filter(in_the_way).collect::<Vec<_>>()
+        };
+        let found = tokio::task::spawn_blocking(look).await?;
+        let remedy = match finds_all {
+            true => "end the shell in the shell",
+            false => {
+                "end the shell, or let scripts/setup-criu --build-series build a CRIU with godwit's patches"
+            }
+        };
+        let sentence = |pid| format!("process {pid} has /dev/tty open, which CRIU cannot dump so; {remedy}");
+        Ok(found.into_iter().map(sentence).collect())
     }
 
     /// Every reason that lies in the service's processes.

@@ -352,6 +352,15 @@ impl Source {
             "storage that nodes share"
         } else if self.options.prepares && !accepted.retains {
             "migrations that are only prepared"
+        } else if !self.options.prepares
+            && !accepted.sessions
+            && self.local.engine.sessions(&self.local.config(&self.service)) > 0
+        {
+            let name = &self.service.name;
+            let reason = format!(
+                "its godwit is too old for commands of `godwit exec` on a terminal, and one runs in service {name}; upgrade it, or end the command first"
+            );
+            return Err(SourceError::Refused { node: self.destination.clone(), reasons: vec![reason] });
         } else {
             return Ok(());
         };

@@ -64,6 +64,7 @@ pub(crate) async fn put_back(
         local.network.open(service).await?;
         local.standstills.speak(service).await?;
         local.standstills.say_again(service);
+        local.engine.release_sessions(&local.config(service)).await;
         match local.engine.thaw(&local.config(service)).await {
             Err(EngineError::NotFound(_)) => {}
             done => done?,
