@@ -219,6 +219,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
