@@ -203,7 +203,7 @@ async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), 
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
-    local.make_directories(service, false).await.map_err(internal)?;
+    local.make_directories(service, None).await.map_err(internal)?;
     let state = engine.take(&local.config(service)).await.map_err(refused)?;
     if state.pid != found.pid {
         return Err(Status::aborted(format!(

@@ -104,7 +104,7 @@ async fn make_steps(
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
-    local.make_directories(service, false).await.map_err(internal)?;
+    local.make_directories(service, None).await.map_err(internal)?;
     // Open before the first instruction, so that a program that connects at once gets through.
     local.network.plug(service).await.map_err(internal)?;
     local.network.open(service).await.map_err(internal)?;
@@ -113,7 +113,7 @@ async fn make_steps(
         kept.id = id;
     }
     // The directory is that of this container from here on.
-    local.make_directories(service, false).await.map_err(internal)?;
+    local.make_directories(service, None).await.map_err(internal)?;
     failpoint::point("service.made").await;
     // Nobody else is to adopt it before it is a service.
     let _alone = node.adopting.lock().await;

@@ -429,7 +429,7 @@ impl Making<'_> {
         // What an earlier service has left under the name must not mix with it.
         local.make_room(service).await.map_err(internal)?;
         local.begin_making(service).map_err(internal)?;
-        local.make_directories(service, false).await.map_err(internal)?;
+        local.make_directories(service, None).await.map_err(internal)?;
         if !self.ignore_volumes {
             // They go if this does not come to its end.
             off_worker(|| local.mark_volumes(service)).map_err(internal)?;

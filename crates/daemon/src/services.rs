@@ -334,7 +334,7 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
     local.begin_making(service).map_err(internal)?;
-    local.make_directories(service, false).await.map_err(internal)?;
+    local.make_directories(service, None).await.map_err(internal)?;
     local.take_volumes(service, true).map_err(internal)?;
     local.mount_root(service).map_err(internal)?;
     local.fill_volumes(service).await.map_err(internal)?;

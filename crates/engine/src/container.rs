@@ -239,6 +239,9 @@ pub struct ContainerConfig {
     /// elsewhere by then.
     #[serde(default)]
     pub bound: Vec<Identity>,
+    /// Volumes of its engine's that were there when it was admitted, and that it may have as they are.
+    #[serde(default)]
+    pub may_have: Vec<String>,
     /// Memory limit in bytes; 0 for none.
     pub memory_bytes: u64,
     /// CPU limit in thousandths of a CPU; 0 for none.

@@ -365,7 +365,9 @@ impl Keeps for Docker {
         for (volume, _) in definition.volumes_and_targets() {
             if let Some(on_move) = config.stays(&volume) {
                 match (self.volume(&config.name, &volume).await?, on_move) {
-                    (Some(_), _) => continue,
+                    (Some(_), _) if config.may_have.contains(&volume) => continue,
+                    // Somebody has made it meanwhile, and nobody has asked whether this container may have it.
+                    (Some(_), _) => return Err(self.care.new_volume(config, &volume)),
                     (None, OnMove::Skip) => {}
                     (None, _) => return Err(self.care.no_volume(config, &volume)),
                 }

@@ -290,7 +290,9 @@ impl Keeps for Podman {
         for (volume, _) in &definition.volumes_and_targets() {
             if let Some(on_move) = config.stays(volume) {
                 match (self.has_volume(&config.name, volume).await?, on_move) {
-                    (true, _) => continue,
+                    (true, _) if config.may_have.contains(volume) => continue,
+                    // Somebody has made it meanwhile, and nobody has asked whether this container may have it.
+                    (true, _) => return Err(self.care.new_volume(config, volume)),
                     (false, OnMove::Skip) => {}
                     (false, _) => return Err(self.care.no_volume(config, volume)),
                 }
@@ -325,6 +327,10 @@ impl Keeps for Podman {
     }
 
     async fn remove_volume(&self, config: &ContainerConfig, volume: &str) -> Result<(), EngineError> {
+        // Podman takes the beginning of a name for it where there is one such volume.
+        if !self.has_volume(&config.name, volume).await? {
+            return Ok(());
+        }
         let words = ["volume", "rm", "--", volume].map(OsStr::new).to_vec();
         let call = Call { name: &config.name, action: "remove a volume of", words, settings: None };
         match self.call(&call, SHORT).await {

@@ -162,6 +162,21 @@ impl Binds {
     }
 }
 
+/// Opens a file of a volume, in whose place the service may have put something else.
+///
+/// # Errors
+/// In a sentence.
+pub(crate) fn open_file(volume: &Path, file: &str) -> Result<OwnedFd, String> {
+    let path = volume.join(file);
+    let opened =
+        open_below(volume, &path).ok_or_else(|| format!("{} is not a file any more", path.display()))?;
+    match opened.try_clone().and_then(|opened| File::from(opened).metadata()) {
+        Ok(found) if found.is_file() => Ok(opened),
+        Ok(_) => Err(format!("{} is not a file any more", path.display())),
+        Err(error) => Err(format!("{} cannot be looked at: {error}", path.display())),
+    }
+}
+
 /// What is below a directory, where the path leads there without a link.
 fn open_below(directory: &Path, path: &Path) -> Option<OwnedFd> {
     let beneath = path.strip_prefix(directory).ok()?;

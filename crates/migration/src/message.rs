@@ -326,6 +326,7 @@ mod tests {
             Message::Accepted(Accepted {
                 missing_layers: vec!["sha256:00".into()],
                 tells_files: true,
+                parts_of_mounts: true,
                 userfaultfd: true,
                 retained: false,
                 tcp_inline: true,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_engine::image::{Digest, Registries, Store};
 use godwit_engine::runc::Runc;
-use godwit_engine::{ContainerConfig, Engine, EngineError, Mount, OnMove, files};
+use godwit_engine::{ContainerConfig, Engine, EngineError, Mount, MountKind, OnMove, files};
 use godwit_memory::tracker::Detected;
 use godwit_names::ServiceName;
 use godwit_transfer::Connection;
@@ -19,7 +19,7 @@ use crate::ahead::{KeptFiles, SentFiles};
 use crate::arrivals::Arrivals;
 use crate::attach::Attach;
 use crate::backoff::Backoff;
-use crate::binds::{Binds, Checked, identities};
+use crate::binds::{Binds, Checked, identities, open_file};
 use crate::blocking::off_worker;
 use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
@@ -167,8 +167,17 @@ impl NodeResources {
     /// the result is dropped.
     pub fn config_to_start(&self, service: &Service) -> Result<(ContainerConfig, Vec<Checked>), LocalError> {
         let has_come = self.layout.service(&service.name).join(CAME).exists();
+        let not_allowed = |why: String| LocalError::NotAllowed { why };
         let checked = self.binds.checked(&service.mounts, has_come, &self.node);
-        let checked = checked.map_err(|reasons| LocalError::NotAllowed { why: reasons.join("; ") })?;
+        let mut checked = checked.map_err(|reasons| not_allowed(reasons.join("; ")))?;
+        let volumes = files::volumes(&self.layout.service(&service.name));
+        for mount in &service.mounts {
+            let MountKind::Volume { name, file: Some(file) } = &mount.kind else { continue };
+            let volume = volumes.join(name);
+            let opened = open_file(&volume, file);
+            let opened = opened.and_then(|opened| Checked::new(&volume.join(file), &mount.target, opened));
+            checked.push(opened.map_err(not_allowed)?);
+        }
         Ok((ContainerConfig { bound: identities(&checked), ..self.config(service) }, checked))
     }
 
@@ -188,7 +197,11 @@ impl NodeResources {
 
     /// Makes the directories a service needs here. That for changed files only for one that arrives:
     /// the first mount makes it for a new one, with the owner and mode of the image's root.
-    pub async fn make_directories(&self, service: &Service, arriving: bool) -> Result<(), LocalError> {
+    pub async fn make_directories(
+        &self,
+        service: &Service,
+        arriving: Option<&[String]>,
+    ) -> Result<(), LocalError> {
         let create = |path: PathBuf| {
             let made = std::fs::create_dir_all(&path);
             made.map_err(|source| LocalError::Io { action: "create", path, source })
@@ -197,7 +210,7 @@ impl NodeResources {
         create(directory.clone())?;
         Incarnation::of(service).write(&directory)?;
         create(self.layout.container(&service.name))?;
-        if arriving {
+        if let Some(may_have) = arriving {
             off_worker(|| self.mark_volumes(service))?;
             let mark = directory.join(CAME);
             std::fs::write(&mark, "").map_err(|source| LocalError::Io {
@@ -205,7 +218,8 @@ impl NodeResources {
                 path: mark,
                 source,
             })?;
-            self.engine.expect(&self.config(service)).await?;
+            let config = ContainerConfig { may_have: may_have.to_vec(), ..self.config(service) };
+            self.engine.expect(&config).await?;
         }
         Ok(())
     }
@@ -293,7 +307,7 @@ impl NodeResources {
         self.standstills.stand_nowhere(service).await?;
         // With the namespace go the sockets of its last life that are still closing, and hold its ports.
         self.network.unplug(service).await?;
-        self.make_directories(service, false).await?;
+        self.make_directories(service, None).await?;
         off_worker(|| self.take_volumes(service, false))?;
         self.mount_root(service)?;
         Ok(self.network.plug(service).await?)

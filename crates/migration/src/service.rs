@@ -307,6 +307,7 @@ impl Layout {
             env: service.env.clone(),
             mounts: service.mounts.clone(),
             bound: Vec::new(),
+            may_have: Vec::new(),
             memory_bytes: service.memory_bytes,
             cpu_millis: service.cpu_millis,
             hostname: service.hostname.clone(),

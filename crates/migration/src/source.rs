@@ -52,7 +52,7 @@ mod serve;
 pub(crate) mod streams;
 mod undo;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -66,6 +66,7 @@ use crate::options::Options;
 use crate::report::Report;
 use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
+use crate::storage;
 use crate::timeline::Timeline;
 pub use check::{Findings, Forecast, LinkFigures, Times};
 use dump::Restored;
@@ -152,6 +153,8 @@ pub struct Source {
     jobs: Jobs,
     /// What it does in the frozen time.
     timeline: Arc<Timeline>,
+    /// What is said to be storage of both nodes, once it has been found.
+    shared_storage: OnceLock<Vec<storage::Shared>>,
 }
 
 impl Source {
@@ -169,7 +172,20 @@ impl Source {
         let (stream_traffic, jobs, timeline) = (Mutex::default(), Jobs::default(), Arc::default());
         // Also in the journal: whoever removes it here later leaves what stays.
         let service = reserve::with_engine_volumes(service, &options.binds);
-        Self { local, service, id, destination, options, progress, cancel, stream_traffic, jobs, timeline }
+        let shared_storage = OnceLock::new();
+        Self {
+            local,
+            service,
+            id,
+            destination,
+            options,
+            progress,
+            cancel,
+            stream_traffic,
+            jobs,
+            timeline,
+            shared_storage,
+        }
     }
 
     /// Moves the service.

@@ -211,6 +211,7 @@ mod tests {
             env: vec![],
             mounts: vec![mount("data", "/data")],
             bound: Vec::new(),
+            may_have: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),

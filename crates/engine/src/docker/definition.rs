@@ -295,7 +295,13 @@ impl Definition {
                 found.push(format!("its volume {} is mounted twice", of.volume));
             }
         }
-        found.extend(bound::objections(&self.mounts(), &self.volumes_and_targets(), of_service));
+        let volumes = self.volumes.iter().map(|volume| (volume.name.clone(), volume.target.clone()));
+        let of_files: Vec<_> = self.files.iter().map(|of| of.volume.as_str()).collect();
+        found.extend(bound::objections(
+            &self.mounts(),
+            (&volumes.collect::<Vec<_>>(), &of_files),
+            of_service,
+        ));
         if let Some(Bound { target, .. }) = self.binds.iter().find(|bound| !is_target(&bound.target)) {
             found.push(format!("it has a mount on {target:?}"));
         }

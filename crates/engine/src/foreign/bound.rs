@@ -18,11 +18,11 @@ pub(crate) fn same(one: &Mount, other: &Mount) -> bool {
     of(one).is_some() && (of(one), &one.target, one.read_only) == (of(other), &other.target, other.read_only)
 }
 
-/// What speaks against a definition that has this of a node, and these volumes of its engine's by name and place, for a service
-/// that has that.
+/// What speaks against a definition that has this of a node, these volumes of its engine's by name and place, and files in
+/// these volumes, for a service that has that.
 pub(crate) fn objections(
     defined: &[Mount],
-    volumes: &[(String, String)],
+    (volumes, of_files): (&[(String, String)], &[&str]),
     of_service: &[Mount],
 ) -> Vec<String> {
     let is_in = |mount: &Mount, all: &[Mount]| all.iter().any(|other| same(mount, other));
@@ -33,6 +33,14 @@ pub(crate) fn objections(
         volumes.iter().any(at)
     };
     let mut found = Vec::new();
+    // Whoever has the volume, too, could put a link in the place of the file.
+    let stays = |name: &&str| {
+        of_service.iter().filter_map(Mount::engine_volume).any(|(its, _)| its == *name)
+            || volumes.iter().any(|(its, _)| its == *name)
+    };
+    if let Some(name) = of_files.iter().copied().find(stays) {
+        found.push(format!("it has a file of volume {name} mounted, and the volume, too"));
+    }
     for mount in of_service.iter().filter(|mount| !is_in(mount, defined) && !is_volume(mount)) {
         found
             .push(format!("its definition does not have what its service has on {}", mount.target.display()));
@@ -84,7 +92,7 @@ mod tests {
         let data = mount("/srv", "/data");
         let unsaid = MountKind::Bind { source: "/srv".into(), on_move: OnMove::Unsaid };
         assert!(same(&data, &Mount { kind: unsaid, ..data.clone() }), "a definition says nothing of moves");
-        let of = |defined: &[Mount], of_service: &[Mount]| objections(defined, &[], of_service);
+        let of = |defined: &[Mount], of_service: &[Mount]| objections(defined, (&[], &[]), of_service);
         assert!(of(&[], &[]).is_empty());
         assert!(of(std::slice::from_ref(&data), std::slice::from_ref(&data)).is_empty());
         let other = mount("/etc", "/data");
@@ -100,8 +108,12 @@ mod tests {
         // A volume that stays is one of the definition's.
         let stays = MountKind::EngineVolume { name: "store".into(), on_move: OnMove::Skip };
         let stays = [Mount { kind: stays, ..data }];
-        let with = |name: &str, target: &str| objections(&[], &[(name.into(), target.into())], &stays);
+        let volume = |name: &str, target: &str| [(name.to_owned(), target.to_owned())];
+        let with = |name: &str, target: &str| objections(&[], (&volume(name, target), &[]), &stays);
         assert_eq!(with("store", "/data"), [""; 0]);
+        // A file in it may be a link by now.
+        let file_of = |name| objections(&[], (&volume("store", "/data"), &[name]), &stays).len();
+        assert_eq!((file_of("other"), file_of("store")), (0, 1));
         assert_eq!((with("other", "/data").len(), with("store", "/other").len()), (1, 1));
         for target in ["/", "/proc", "/sys/fs/cgroup", "/dev/shm"] {
             let kernels = mount("/srv", target);

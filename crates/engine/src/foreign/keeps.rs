@@ -152,6 +152,12 @@ impl Care {
         self.failed(&config.name, "give its volumes to", reason)
     }
 
+    /// A volume that was not here when its container was admitted is here now.
+    pub(crate) fn new_volume(&self, config: &ContainerConfig, volume: &str) -> EngineError {
+        let reason = format!("somebody has made a volume {volume} meanwhile; try again");
+        self.failed(&config.name, "give its volumes to", reason)
+    }
+
     /// An error of the engine.
     pub(crate) fn failed(
         &self,

@@ -329,7 +329,12 @@ impl Podman {
     pub(super) async fn has_volume(&self, name: &ServiceName, volume: &str) -> Result<bool, EngineError> {
         match self.volumes(name, &[volume]).await {
             Ok(found) => Ok(found.iter().any(|found| found.name == volume)),
-            Err(EngineError::Keeper { reason, .. }) if reason.contains("no such volume") => Ok(false),
+            // The second: it is the beginning of several names.
+            Err(EngineError::Keeper { reason, .. })
+                if reason.contains("no such volume") || reason.contains("more than one result") =>
+            {
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }

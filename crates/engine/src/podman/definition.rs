@@ -323,7 +323,11 @@ impl Definition {
             found.push(format!("its volume {name} is mounted twice"));
         }
         self.examine_spec(&mut found);
-        found.extend(bound::objections(&self.binds(), &self.volumes_and_targets(), of_service));
+        let volumes: Vec<_> = self.volumes().unwrap_or_default().into_iter().collect();
+        let volumes: Vec<_> =
+            volumes.iter().map(|(name, target)| ((*name).to_owned(), (*target).to_owned())).collect();
+        let of_files: Vec<_> = self.files.iter().map(|of| of.volume.as_str()).collect();
+        found.extend(bound::objections(&self.binds(), (&volumes, &of_files), of_service));
         found
     }
 

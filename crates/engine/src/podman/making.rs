@@ -428,6 +428,7 @@ mod tests {
             env: Vec::new(),
             mounts: Vec::new(),
             bound: Vec::new(),
+            may_have: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: String::new(),

@@ -89,6 +89,7 @@ mod tests {
             env: vec![],
             mounts: vec![],
             bound: Vec::new(),
+            may_have: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: "web".into(),

@@ -109,6 +109,7 @@ impl Node {
             env: vec![],
             mounts: vec![],
             bound: Vec::new(),
+            may_have: Vec::new(),
             memory_bytes: 0,
             cpu_millis: 0,
             hostname: name.into(),

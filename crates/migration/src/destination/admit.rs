@@ -9,7 +9,7 @@ use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
 use godwit_engine::{OnMove, OutputPipes, VolumePlace, is_file_name};
-use godwit_names::is_name;
+use godwit_names::{VolumeName, is_name};
 
 use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
@@ -67,6 +67,8 @@ pub(super) struct Examined {
     to_try: Vec<ToTry>,
     /// What it is to have of this node, as it was looked at.
     checked: Vec<Checked>,
+    /// Volumes of its engine's here that it may have as they are.
+    may_have: Vec<String>,
     /// No layer is removed meanwhile.
     hold: Hold,
 }
@@ -109,6 +111,8 @@ pub(super) struct Admitted {
     pub(super) to_try: Vec<ToTry>,
     /// What it is to have of this node, as it was looked at.
     pub(super) checked: Vec<Checked>,
+    /// Volumes of its engine's here that it may have as they are.
+    pub(super) may_have: Vec<String>,
     /// The service's output at its source; none where the source does not tell.
     pub(super) output_pipes: Option<OutputPipes>,
     /// Whether the source is told of each step while its service is frozen.
@@ -192,10 +196,16 @@ async fn examine(
     if service.files_of_volumes().any(|(_, file)| !is_file_name(file)) {
         return Err(DestinationError::Protocol("a name of a file that cannot be one"));
     }
+    // Through the volume it could put a link in the place of the file.
+    let mounts_of = |name: &VolumeName| service.volumes().filter(|other| *other == name).count();
+    if service.files_of_volumes().any(|(name, _)| mounts_of(name) > 1) {
+        return Err(DestinationError::Protocol("a file of a volume that is mounted a second time"));
+    }
     if service.kept.is_none() && service.mounts.iter().any(|mount| mount.engine_volume().is_some()) {
         return Err(DestinationError::Protocol("a volume of an engine that does not keep its container"));
     }
-    let (of_volumes, to_try, mut checked) = engine_volumes(local, &service, (from, &open.migration)).await;
+    let OfEngine { reasons: of_volumes, to_try, mut checked, may_have } =
+        engine_volumes(local, &service, (from, &open.migration)).await;
     reasons.extend(of_volumes);
     for mount in &service.mounts {
         let Some((source, on_move)) = mount.bind() else { continue };
@@ -262,10 +272,20 @@ async fn examine(
             place,
             to_try,
             checked,
+            may_have,
             hold,
         },
         reasons,
     ))
+}
+
+/// What comes of a look at the volumes of this node's engine that a service is to have as they are.
+#[derive(Default)]
+struct OfEngine {
+    reasons: Vec<String>,
+    to_try: Vec<ToTry>,
+    checked: Vec<Checked>,
+    may_have: Vec<String>,
 }
 
 /// What speaks against giving a service volumes of this node's engine as they are here: another service may have them.
@@ -274,9 +294,9 @@ async fn engine_volumes(
     local: &NodeResources,
     service: &Service,
     (from, migration): (&str, &str),
-) -> (Vec<String>, Vec<ToTry>, Vec<Checked>) {
+) -> OfEngine {
     let config = local.config(service);
-    let (mut reasons, mut to_try, mut checked) = (Vec::new(), Vec::new(), Vec::new());
+    let OfEngine { mut reasons, mut to_try, mut checked, mut may_have } = OfEngine::default();
     for mount in &service.mounts {
         let Some((name, on_move)) = mount.engine_volume() else { continue };
         let place = match local.engine.volume_place(&config, name).await {
@@ -300,6 +320,7 @@ async fn engine_volumes(
                 let opened = local.binds.open_volume((title, name), &path, &local.node);
                 let opened = opened.and_then(|opened| Checked::new(&path, &mount.target, opened));
                 let of = ToTry { title, name: name.to_owned(), path, from: from.to_owned() };
+                may_have.extend(opened.is_ok().then(|| name.to_owned()));
                 match (opened, on_move) {
                     // Of what is mounted there later nothing is known yet.
                     (Ok(_), OnMove::Shared) if mounted_in_use => {
@@ -316,7 +337,7 @@ async fn engine_volumes(
             }
         });
     }
-    (reasons, to_try, checked)
+    OfEngine { reasons, to_try, checked, may_have }
 }
 
 /// The memory that it needs here, bytes.
@@ -398,6 +419,7 @@ pub(super) async fn admit(
         place,
         to_try,
         checked,
+        may_have,
         hold,
     } = examined;
     let memory = match local.reserve(memory_needed(&open)) {
@@ -451,6 +473,7 @@ pub(super) async fn admit(
         engine_layers,
         to_try,
         checked,
+        may_have,
         memory,
         timeline: Timeline::default(),
         _place: place,
@@ -513,6 +536,7 @@ fn answer(
         no_files: String::new(),
         files: Bytes::new(),
         tells_files: true,
+        parts_of_mounts: true,
         engine_layers: Vec::new(),
         sessions: true,
     }

@@ -39,7 +39,7 @@ pub(super) async fn until_restored(
 ) -> Result<(Vec<u32>, ImageTmpfs), DestinationError> {
     let service = &admitted.service;
     receive_layers(local, link, service, &admitted.missing, admitted.registry.as_ref()).await?;
-    local.make_directories(service, true).await?;
+    local.make_directories(service, Some(&admitted.may_have)).await?;
     local.network.plug(service).await?;
     // The source sends what comes for the service as soon as that is frozen.
     local.network.hold_for(service).await?;

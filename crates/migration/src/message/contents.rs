@@ -222,6 +222,9 @@ pub struct Accepted {
     /// Whether it tells which files are there.
     #[prost(bool, tag = "64")]
     pub tells_files: bool,
+    /// Whether it knows single files of volumes, and volumes of an engine that do not go along.
+    #[prost(bool, tag = "65")]
+    pub parts_of_mounts: bool,
 }
 
 /// The round of files that are sent ahead is applied.

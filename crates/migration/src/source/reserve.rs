@@ -229,6 +229,15 @@ impl Source {
         putting.await?.map_err(|why| SourceError::NotEligible(vec![why]))
     }
 
+    /// Whether its mounts are of kinds that came later than others.
+    fn has_parts_of_mounts(&self) -> Result<bool, SourceError> {
+        let there = self.service_there()?;
+        let of_engine = there.mounts.iter().any(|mount| mount.engine_volume().is_some());
+        let engine_files = there.kept.as_ref().map(Engines::files).transpose().map_err(not_understood)?;
+        let has_files = engine_files.is_some_and(|files| !files.is_empty());
+        Ok(of_engine || has_files || there.files_of_volumes().next().is_some())
+    }
+
     /// Writes out what the frozen service has written into storage of both nodes: the destination reads it there.
     pub(super) async fn sync_storage(&self) -> Result<(), SourceError> {
         let shared = self.shared_storage().await?;
@@ -243,6 +252,10 @@ impl Source {
 
     /// What is said to be storage of both nodes, as this one has it.
     async fn shared_storage(&self) -> Result<Vec<storage::Shared>, SourceError> {
+        // Its engine is asked before the freeze alone.
+        if let Some(found) = self.shared_storage.get() {
+            return Ok(found.clone());
+        }
         let (said, config) = (self.service_said()?, self.local.config(&self.service));
         let mut all: Vec<_> = storage::bound(&said).collect();
         for (name, target) in storage::volumes(&said) {
@@ -251,7 +264,7 @@ impl Source {
             })?;
             all.push(storage::Shared { source: source.path, target: target.to_owned() });
         }
-        Ok(all)
+        Ok(self.shared_storage.get_or_init(|| all).clone())
     }
 
     /// Refuses to have volumes go along that were not looked at, since it was said of them that they stay.
@@ -350,6 +363,8 @@ impl Source {
             "containers of other engines"
         } else if storage::bound(&self.service_there()?).next().is_some() && !accepted.tries_storage {
             "storage that nodes share"
+        } else if !accepted.parts_of_mounts && self.has_parts_of_mounts()? {
+            "single files that go along, and volumes of an engine that stay"
         } else if self.options.prepares && !accepted.retains {
             "migrations that are only prepared"
         } else if !self.options.prepares
