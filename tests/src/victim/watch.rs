@@ -137,12 +137,14 @@ fn processes(lab: &str, node: &str) -> Vec<String> {
 /// Whether a process can execute an instruction. It cannot when it is stopped, traced or dead, or when a signal is
 /// pending that stops or ends it before the next one: CRIU lets a restored process go with a SIGSTOP, which takes
 /// effect when the process gets a processor. One of CRIU's own, which has not become the service's, does not count:
-/// those live on for a moment when CRIU itself is killed.
+/// those live on for a moment when CRIU itself is killed. Nor does one that has its name already and still executes CRIU's
+/// code, which blocks all signals; the service blocks no SIGTERM.
 fn can_run(pid: &str) -> bool {
     const PF_EXITING: u64 = 0x4;
     const PF_SIGNALED: u64 = 0x400;
     const SIGKILL: u64 = 1 << 8;
     const SIGSTOP: u64 = 1 << 18;
+    const SIGTERM: u64 = 1 << 14;
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     let Some((name, fields)) = stat.rsplit_once(") ") else { return false };
     let mut fields = fields.split(' ');
@@ -157,5 +159,6 @@ fn can_run(pid: &str) -> bool {
     let idle = [before, now].iter().any(|state| matches!(*state, "T" | "t" | "Z" | "X"));
     let ends = flags & (PF_EXITING | PF_SIGNALED) != 0;
     let held = (pending("SigPnd:") | pending("ShdPnd:")) & (SIGKILL | SIGSTOP) != 0;
-    !idle && !ends && !held && !name.ends_with("(criu")
+    let is_criu = pending("SigBlk:") & SIGTERM != 0;
+    !idle && !ends && !held && !is_criu && !name.ends_with("(criu")
 }

@@ -188,10 +188,9 @@ impl Source {
         let Some(there) = self.learn_files(link, accepted).await? else {
             return send_round(link, tree, first).await;
         };
-        let all = first.changes.bytes();
+        // Whatever the other node says: no more than there is.
+        report.retained_file_bytes = there.bytes().min(first.changes.bytes());
         let (tree, round) = self.find_onto(tree, there).await?;
-        // By this node's own count, whatever the other one says.
-        report.retained_file_bytes = all.saturating_sub(round.bytes);
         link.send(Message::TreeOnto).await?;
         send_items(link, tree, round).await
     }
