@@ -200,6 +200,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_has_taken_the_place_of_a_file_of_a_volume_is_not_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        std::fs::write(at("file"), "x").unwrap();
+        std::fs::create_dir(at("directory")).unwrap();
+        symlink("/", at("root")).unwrap();
+        symlink("file", at("near")).unwrap();
+        open_file(directory.path(), "file").unwrap();
+        for other in ["directory", "root", "near", "gone"] {
+            assert!(
+                open_file(directory.path(), other).unwrap_err().contains("not a file any more"),
+                "{other}"
+            );
+        }
+    }
+
+    #[test]
     fn a_service_from_elsewhere_gets_what_the_operator_allows_and_nothing_by_links() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
