@@ -60,12 +60,12 @@ async fn what_came_is_for_one_service_of_one_node_in_one_incarnation() {
 
 #[test]
 fn there_is_as_much_as_there_is_room_for_and_what_is_new_is_spared() {
-    // Names take room, too.
+    // Names take room, too, which is announced with them.
     let (state, all) = kept(10 * MIB + 16 * OF_A_NAME);
     assert_eq!(now(bring(&all, "one", 4 * MIB)), Ok(4 * MIB));
     assert_eq!(now(bring(&all, "two", 4 * MIB)), Ok(4 * MIB));
     let refused = now(bring(&all, "three", 4 * MIB)).unwrap_err();
-    assert!(refused.contains("room for 2 MiB") && refused.contains("4 MiB are needed"), "{refused}");
+    assert!(refused.contains("room for 2 MiB") && refused.contains("5 MiB are needed"), "{refused}");
     assert_eq!((all.bytes(), directories(&state)), (8 * MIB, 2));
     // Its own files give way, and old ones of others.
     assert_eq!(now(bring(&all, "one", 6 * MIB)), Ok(6 * MIB));
@@ -105,11 +105,14 @@ fn names_take_inodes_which_are_counted_as_bytes_are() {
         return;
     }
     let part = Taken { bytes: MIB, names: names / 5 * 3 };
-    let mut one = now(all.hold(&named("one"), "a")).unwrap();
-    assert!((part.names..names).contains(&one.make_room(part).unwrap().names));
-    let mut two = now(all.hold(&named("two"), "a")).unwrap();
-    let refused = two.make_room(part).unwrap_err();
+    let wanted = Wanted { taken: part, is_present: false };
+    let room = |id: &str| all.make_room(&("a".into(), id.into()), wanted, SPARED);
+    let one = now(all.hold(&named("one"), "a")).unwrap();
+    assert!((part.names..names).contains(&room("one").unwrap().names));
+    let two = now(all.hold(&named("two"), "a")).unwrap();
+    let refused = room("two").unwrap_err();
     assert!(refused.contains("inodes") && refused.contains(&part.names.to_string()), "{refused}");
+    drop((one, two));
 }
 
 #[test]
