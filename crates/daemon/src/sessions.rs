@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,10 +19,10 @@ use godwit_api::v1::{
     self as api, AttachInput, AttachOutput, ExecInput, ExecOutput, attach_input, attach_output, exec_input,
     exec_output,
 };
-use godwit_engine::{BEATS, ContainerConfig, ContainerStatus, News, Session, TerminalSize};
-use godwit_migration::Backoff;
+use godwit_engine::{BEATS, ContainerConfig, News, Session, TerminalSize};
+use godwit_migration::{Backoff, failpoint};
 use godwit_names::ServiceName;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -51,9 +51,8 @@ const FOLLOW: Duration = Duration::from_secs(25);
 /// The exit code of what ended with its container, by SIGKILL.
 const KILLED: i32 = 137;
 
-/// How long a container's end may take to be known, and how often to look.
+/// How long a container's end may take after that of a program in it.
 const END_LIMIT: Duration = Duration::from_secs(2);
-const END_LOOK: Duration = Duration::from_millis(20);
 
 pub(crate) type Outputs = Pin<Box<dyn Stream<Item = Result<AttachOutput, Status>> + Send>>;
 /// What is sent to a user of this node.
@@ -118,7 +117,8 @@ fn attended(
     input: mpsc::Receiver<AttachInput>,
 ) -> Outputs {
     let (outputs, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(Attended { node: Arc::clone(node), config, session, outputs }.attend(input));
+    let waiting = Waiting::default();
+    tokio::spawn(Attended { node: Arc::clone(node), config, session, outputs, waiting }.attend(input));
     ReceiverStream::new(receiver).boxed()
 }
 
@@ -128,6 +128,43 @@ struct Attended {
     config: ContainerConfig,
     session: Arc<Session>,
     outputs: Sender,
+    waiting: Waiting,
+}
+
+/// What was sent and is not typed yet, as the terminal is full.
+#[derive(Default)]
+struct Waiting {
+    bytes: Mutex<VecDeque<u8>>,
+    news: Notify,
+}
+
+impl Waiting {
+    fn bytes(&self) -> MutexGuard<'_, VecDeque<u8>> {
+        // Each change is one call.
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what comes; whether there was room, which whoever counts as it should leaves.
+    fn push(&self, data: &[u8]) -> bool {
+        let mut bytes = self.bytes();
+        let fits = bytes.len() + data.len() <= UNSETTLED;
+        if fits {
+            bytes.extend(data);
+            self.news.notify_one();
+        }
+        fits
+    }
+
+    /// The next to be typed.
+    async fn next(&self) -> Vec<u8> {
+        loop {
+            let next: Vec<u8> = self.bytes().iter().take(PIECE).copied().collect();
+            if !next.is_empty() {
+                return next;
+            }
+            self.news.notified().await;
+        }
+    }
 }
 
 impl Attended {
@@ -138,12 +175,13 @@ impl Attended {
         let _ = self.outputs.send(typed).await;
         let has_left = tokio::select! {
             has_left = self.show() => has_left,
-            () = self.type_all(input) => false,
+            () = self.listen(input) => false,
+            () = self.type_all() => false,
             () = self.beat() => false,
             () = self.outputs.closed() => false,
         };
         if !has_left {
-            self.session.hang_up();
+            self.session.hang_up().await;
             self.node.local().engine.detach(&self.config, self.session.token());
         }
     }
@@ -174,44 +212,46 @@ impl Attended {
 
     /// Whether the command has ended with its container.
     async fn container_ended(&self) -> bool {
-        let begun = Instant::now();
-        loop {
-            match self.node.local().engine.state(&self.config).await {
-                Ok(state) if state.status != ContainerStatus::Stopped => {}
-                Ok(_) | Err(_) => return true,
-            }
-            if begun.elapsed() > END_LIMIT {
-                return false;
-            }
-            tokio::time::sleep(END_LOOK).await;
-        }
+        matches!(timeout(END_LIMIT, self.session.container_ended()).await, Ok(Ok(())))
     }
 
-    /// Types what the user types, until the user has gone.
-    async fn type_all(&self, mut input: mpsc::Receiver<AttachInput>) {
+    /// Takes what the user sends, until the user has gone: also while the terminal takes nothing.
+    async fn listen(&self, mut input: mpsc::Receiver<AttachInput>) {
         while let Ok(Some(message)) = timeout(SILENCE, input.recv()).await {
-            let done = match message.kind {
-                Some(attach_input::Kind::Stdin(data)) => self.type_at(&data).await,
-                Some(attach_input::Kind::Size(new)) => self.session.resize(size(new)),
-                Some(attach_input::Kind::Start(_) | attach_input::Kind::Beat(_)) | None => Ok(()),
-            };
-            if let Err(error) = done {
-                tracing::debug!(%error, "a command's terminal takes nothing");
+            match message.kind {
+                Some(attach_input::Kind::Stdin(data)) => {
+                    if !self.waiting.push(&data) {
+                        tracing::warn!(service = %self.config.name, "more is typed at a terminal than was asked for; it hangs up");
+                        return;
+                    }
+                }
+                Some(attach_input::Kind::Size(new)) => {
+                    if let Err(error) = self.session.resize(size(new)) {
+                        tracing::debug!(%error, "a command's terminal takes no size");
+                    }
+                }
+                Some(attach_input::Kind::Start(_) | attach_input::Kind::Beat(_)) | None => {}
             }
         }
     }
 
-    async fn type_at(&self, mut data: &[u8]) -> std::io::Result<()> {
-        while !data.is_empty() {
-            match self.session.type_some(data).await? {
-                Some(typed) => data = &data[typed..],
+    /// Types what the user types.
+    async fn type_all(&self) {
+        loop {
+            let next = self.waiting.next().await;
+            match self.session.type_some(&next).await {
+                Ok(Some(typed)) => drop(self.waiting.bytes().drain(..typed)),
                 // It is typed where the service is now.
-                None => std::future::pending().await,
+                Ok(None) => std::future::pending().await,
+                // Its programs have gone: what they have written is still shown.
+                Err(error) => {
+                    tracing::debug!(%error, "a command's terminal takes nothing");
+                    self.waiting.bytes().drain(..next.len());
+                }
             }
             // Who waits for it hears of a later one.
             let _ = self.outputs.try_send(output(attach_output::Kind::Typed(self.session.typed())));
         }
-        Ok(())
     }
 
     /// Tells both ends that the other one is there.
@@ -220,7 +260,7 @@ impl Attended {
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beats.tick().await;
-            self.session.beat();
+            self.session.beat().await;
             // A queue that is full says so, too.
             let _ = self.outputs.try_send(output(attach_output::Kind::Typed(self.session.typed())));
         }
@@ -402,6 +442,7 @@ impl User {
 
     /// Looks for the terminal where its service is now; none where the user has gone.
     async fn follow(&self, node: &str) -> Result<Option<Way>, Status> {
+        failpoint::point("exec.follow").await;
         let begun = Instant::now();
         let mut pauses = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
         loop {
