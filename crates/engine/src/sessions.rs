@@ -321,7 +321,7 @@ impl Session {
                 changed = changed(&mut phase) => changed?,
                 ready = self.master.readable(), if !is_closed => {
                     let mut ready = ready?;
-                    if !self.in_turn(Self::show_some).await? {
+                    if self.in_turn(Self::show_some).await? == Some(false) {
                         ready.clear_ready();
                     }
                 }
@@ -363,13 +363,16 @@ impl Session {
         *self.phase.borrow() == Phase::Open
     }
 
-    /// Reads what there is to be shown; whether there was anything.
-    fn show_some(&self, _: &mut Kept) -> io::Result<bool> {
+    /// Reads what there is to be shown; whether there was anything, or none where the container does not run here.
+    fn show_some(&self, _: &mut Kept) -> io::Result<Option<bool>> {
+        if !self.is_open() {
+            return Ok(None);
+        }
         let mut has_some = false;
-        while self.is_open() && self.read_master(CHUNK)? {
+        while self.read_master(CHUNK)? {
             has_some = true;
         }
-        Ok(has_some)
+        Ok(Some(has_some))
     }
 
     /// Reads once, until there is as much to be shown; whether there was anything.
