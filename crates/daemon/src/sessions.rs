@@ -42,6 +42,9 @@ const UNSETTLED: usize = 64 << 10;
 /// Most bytes of one message.
 const PIECE: usize = 16 << 10;
 
+/// Most bytes that wait at a terminal: those of one message are told to be in it while they still wait.
+const WAITING: usize = UNSETTLED + PIECE;
+
 /// After so long without a word the other end is gone.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -147,7 +150,7 @@ impl Waiting {
     /// Adds what comes; whether there was room, which whoever counts as it should leaves.
     fn push(&self, data: &[u8]) -> bool {
         let mut bytes = self.bytes();
-        let fits = bytes.len() + data.len() <= UNSETTLED;
+        let fits = bytes.len() + data.len() <= WAITING;
         if fits {
             bytes.extend(data);
             self.news.notify_one();
@@ -364,7 +367,9 @@ impl User {
         let _beats = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(beat(way.input.clone())));
         let out = self.out.clone();
         loop {
-            let waits = sent < self.unsettled.len() || resized.is_some();
+            // One message of a user may be longer than what may be under way.
+            let most = self.unsettled.len().min(UNSETTLED);
+            let waits = sent < most || resized.is_some();
             tokio::select! {
                 () = out.closed() => return Ok(End::Gone),
                 shown = timeout(SILENCE, way.outputs.next()) => {
@@ -399,13 +404,13 @@ impl User {
                 permit = way.input.reserve(), if waits => {
                     // Where it has just ended, its last word comes next.
                     let Ok(permit) = permit else {
-                        (sent, resized) = (self.unsettled.len(), None);
+                        (sent, resized) = (most, None);
                         continue;
                     };
                     let kind = match resized.take() {
                         Some(size) => attach_input::Kind::Size(size),
                         None => {
-                            let data: Bytes = self.unsettled.range(sent..).take(PIECE).copied().collect();
+                            let data: Bytes = self.unsettled.range(sent..most).take(PIECE).copied().collect();
                             sent += data.len();
                             attach_input::Kind::Stdin(data)
                         }
@@ -501,5 +506,24 @@ async fn beat(way: mpsc::Sender<AttachInput>) {
         if way.send(AttachInput { kind: Some(attach_input::Kind::Beat(true)) }).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_waits_to_be_typed_is_typed_in_order_and_has_a_bound() {
+        let waiting = Waiting::default();
+        assert!(waiting.push(b"first") && waiting.push(b" second"));
+        assert_eq!(waiting.next().await, b"first second");
+        waiting.bytes().drain(..6);
+        assert_eq!(waiting.next().await, b"second");
+        assert!(!waiting.push(&[b'x'; WAITING]));
+        assert!(waiting.push(&[b'x'; WAITING - 6]));
+        assert!(!waiting.push(b"x"));
+        assert_eq!(waiting.next().await.len(), PIECE);
     }
 }
