@@ -10,9 +10,14 @@ use std::{
 };
 
 use godwit_lab::{LabConfig, workload::Workload};
-use godwit_tests::{Bed, hold::Points, wait_for};
+use godwit_tests::{
+    Bed,
+    hold::{FOLLOW, Points},
+    wait_for,
+};
 use rustix::{
     fs::{Mode, OFlags},
+    process::{Pid, Signal, kill_process},
     pty::OpenptFlags,
     termios::Winsize,
 };
@@ -26,10 +31,20 @@ fn up(test: &str) -> Bed {
 
 fn up_with(test: &str, change: impl FnOnce(&mut LabConfig)) -> Bed {
     let bed = Bed::up_with(test, change);
+    start(&bed, &[]);
+    bed
+}
+
+fn start(bed: &Bed, flags: &[&str]) {
     let mut preset = bed.build(Workload::Busybox);
     preset.command = ["sh", "-c", "exec sleep 100000"].map(str::to_owned).to_vec();
-    bed.run("a", NAME, ADDRESS, &preset, &[]);
-    bed
+    bed.run("a", NAME, ADDRESS, &preset, flags);
+}
+
+/// The service's first process.
+fn main_of(bed: &Bed) -> Pid {
+    let shown: serde_json::Value = bed.json("a", &["inspect", NAME]);
+    Pid::from_raw(i32::try_from(shown["pid"].as_i64().unwrap()).unwrap()).unwrap()
 }
 
 /// A user on node `a` who runs a command of godwit at a terminal.
@@ -147,8 +162,7 @@ fn a_shell_moves_with_its_service_from_node_to_node_and_the_user_types_on() {
     }
     // A program on the whole screen, and keys that are signals, too.
     user.types("vi file\r");
-    // What it shows below an empty file.
-    user.sees("~");
+    user.sees("- file");
     user.types("ihello");
     user.sees("hello");
     bed.migrate_so(NAME, "b", "a", &["--mode", "hybrid"]);
@@ -236,6 +250,92 @@ fn a_move_that_ends_in_vain_leaves_the_terminal_as_it_was() {
     let (code, screen) = user.ended();
     assert_eq!(code, Some(3), "{screen}");
     assert_eq!(screen.matches("first\r\n").count(), 1, "{screen}");
+}
+
+#[test]
+fn a_service_that_moves_on_before_its_user_has_followed_brings_what_was_written_meanwhile() {
+    let mut points = None;
+    let bed = up_with("terminal-on", |config| points = Some(Points::among(config, &[FOLLOW])));
+    let points = points.unwrap();
+    let script = "echo up; until [ -e /go ]; do usleep 10000; done; echo on b; touch /said; read one; echo got $one.; exit 6";
+    let mut user = User::runs(&bed, &["sh", "-c", script]);
+    user.sees("up\r\n");
+    points.hold(FOLLOW);
+    bed.migrate(NAME, "a", "b");
+    points.reached(FOLLOW);
+    bed.done("b", &["exec", NAME, "touch", "/go"]);
+    wait_for("its word", || {
+        (bed.godwit("b", &["exec", NAME, "test", "-e", "/said"]).code == 0).then_some(())
+    });
+    bed.migrate(NAME, "b", "a");
+    points.let_go(FOLLOW);
+    user.sees("on b\r\n");
+    user.types("it\r");
+    let (code, screen) = user.ended();
+    assert!(screen.contains("got it."), "{screen}");
+    assert_eq!((code, screen.matches("on b").count()), (Some(6), 1), "{screen}");
+}
+
+#[test]
+fn a_user_hears_of_the_end_of_a_service_that_is_killed_while_it_is_frozen() {
+    const POINT: &str = "source.restored";
+    let mut points = None;
+    let bed = up_with("terminal-dies", |config| points = Some(Points::among(config, &[POINT])));
+    let points = points.unwrap();
+    let mut user = User::runs(&bed, &["sleep", "99999"]);
+    wait_for("the command", || runs(&bed, "a", " sleep 99999").then_some(()));
+    points.hold(POINT);
+    let migrating = bed.command("a", &["migrate", NAME, "--to", "b"]).stdout(Stdio::null()).spawn();
+    let mut migrating = migrating.unwrap();
+    points.reached(POINT);
+    kill_process(main_of(&bed), Signal::KILL).unwrap();
+    bed.done("a", &["cancel", NAME]);
+    points.let_go(POINT);
+    assert!(!migrating.wait().unwrap().success());
+    assert_eq!(user.ended().0, Some(137));
+}
+
+#[test]
+fn a_command_has_the_terminal_alone_and_ends_with_the_life_of_its_service_that_starts_again() {
+    let bed = Bed::up("terminal-life");
+    start(&bed, &["--restart", "always"]);
+    let mut user = User::runs(&bed, &["sh", "-c", "echo has $(ls /proc/self/fd)."]);
+    // The last one is the directory that is listed.
+    assert_eq!(user.ended(), (Some(0), "has 0 1 2 3.\r\n".to_owned()));
+    let mut user = User::runs(&bed, &["sleep", "99999"]);
+    wait_for("the command", || runs(&bed, "a", " sleep 99999").then_some(()));
+    kill_process(main_of(&bed), Signal::KILL).unwrap();
+    assert_eq!(user.ended().0, Some(137));
+}
+
+#[test]
+fn a_terminal_that_is_full_takes_its_new_size() {
+    let bed = up("terminal-full");
+    let script =
+        "stty -icanon -echo; echo up; until [ \"$(stty size)\" = '10 60' ]; do usleep 10000; done; exit 2";
+    let mut user = User::runs(&bed, &["sh", "-c", script]);
+    user.sees("up\r\n");
+    // More than the kernel holds for a reader that does not read.
+    user.types(&"x".repeat(40_000));
+    user.resizes(10, 60);
+    assert_eq!(user.ended().0, Some(2));
+}
+
+#[test]
+fn a_terminal_of_another_life_of_godwitd_is_in_the_way_of_a_checkpoint() {
+    let bed = up("terminal-old");
+    let mut user = User::runs(&bed, &["sleep", "99999"]);
+    wait_for("the command", || runs(&bed, "a", " sleep 99999").then_some(()));
+    let monitor = bed.done("a", &["exec", NAME, "pidof", "godwit-exec"]);
+    // It would hang up after half a minute.
+    bed.done("a", &["exec", NAME, "kill", "-STOP", monitor.trim()]);
+    bed.lab().restart_node("a").unwrap();
+    user.godwit.wait().unwrap();
+    let file = bed.scratch().join("file");
+    let said = bed.godwit("a", &["checkpoint", NAME, "-o", file.to_str().unwrap()]);
+    assert!(said.code != 0 && said.stderr.contains("1 further commands"), "{said:?}");
+    bed.done("a", &["exec", NAME, "kill", "-KILL", monitor.trim()]);
+    bed.done("a", &["checkpoint", NAME, "-o", file.to_str().unwrap()]);
 }
 
 #[test]

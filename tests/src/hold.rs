@@ -42,6 +42,9 @@ pub const MADE: &str = "service.made";
 pub const CHECKPOINTS: [&str; 4] =
     ["checkpoint.frozen", "checkpoint.dumped", "checkpoint.kept", "restore.files"];
 
+/// Where the user at a terminal of a service that has moved looks for it.
+pub const FOLLOW: &str = "exec.follow";
+
 /// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
 pub fn inject(config: &mut LabConfig, point: &str) {
     let environment = &mut config.programs.serve_environment;
@@ -77,7 +80,7 @@ impl Points {
     }
 
     fn file(&self, point: &str, what: &str) -> PathBuf {
-        let known = [&POINTS[..], &CHECKPOINTS, &[MADE, STARTED]].concat();
+        let known = [&POINTS[..], &CHECKPOINTS, &[MADE, STARTED, FOLLOW]].concat();
         assert!(known.contains(&point), "{point}");
         self.directory.path().join(format!("{point}.{what}"))
     }

@@ -179,7 +179,7 @@ impl Making {
         // A dump is refused while commands run in it: found out before it is frozen, and again after.
         local.engine.dump_target(&config).await.map_err(internal)?;
         // A terminal is its user's, and whoever restores the archive has none.
-        match local.engine.sessions(&config) {
+        match local.engine.sessions(&config).await.map_err(internal)? {
             0 => {}
             commands => return Err(internal(EngineError::Occupied { name: config.name.clone(), commands })),
         }

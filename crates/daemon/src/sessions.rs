@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,10 +19,10 @@ use godwit_api::v1::{
     self as api, AttachInput, AttachOutput, ExecInput, ExecOutput, attach_input, attach_output, exec_input,
     exec_output,
 };
-use godwit_engine::{BEATS, ContainerConfig, ContainerStatus, News, Session, TerminalSize};
-use godwit_migration::Backoff;
+use godwit_engine::{BEATS, ContainerConfig, News, Session, TerminalSize};
+use godwit_migration::{Backoff, failpoint};
 use godwit_names::ServiceName;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -42,6 +42,9 @@ const UNSETTLED: usize = 64 << 10;
 /// Most bytes of one message.
 const PIECE: usize = 16 << 10;
 
+/// Most bytes that wait at a terminal: those of one message are told to be in it while they still wait.
+const WAITING: usize = UNSETTLED + PIECE;
+
 /// After so long without a word the other end is gone.
 const SILENCE: Duration = Duration::from_secs(30);
 
@@ -51,9 +54,8 @@ const FOLLOW: Duration = Duration::from_secs(25);
 /// The exit code of what ended with its container, by SIGKILL.
 const KILLED: i32 = 137;
 
-/// How long a container's end may take to be known, and how often to look.
+/// How long a container's end may take after that of a program in it.
 const END_LIMIT: Duration = Duration::from_secs(2);
-const END_LOOK: Duration = Duration::from_millis(20);
 
 pub(crate) type Outputs = Pin<Box<dyn Stream<Item = Result<AttachOutput, Status>> + Send>>;
 /// What is sent to a user of this node.
@@ -118,7 +120,8 @@ fn attended(
     input: mpsc::Receiver<AttachInput>,
 ) -> Outputs {
     let (outputs, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(Attended { node: Arc::clone(node), config, session, outputs }.attend(input));
+    let waiting = Waiting::default();
+    tokio::spawn(Attended { node: Arc::clone(node), config, session, outputs, waiting }.attend(input));
     ReceiverStream::new(receiver).boxed()
 }
 
@@ -128,6 +131,43 @@ struct Attended {
     config: ContainerConfig,
     session: Arc<Session>,
     outputs: Sender,
+    waiting: Waiting,
+}
+
+/// What was sent and is not typed yet, as the terminal is full.
+#[derive(Default)]
+struct Waiting {
+    bytes: Mutex<VecDeque<u8>>,
+    news: Notify,
+}
+
+impl Waiting {
+    fn bytes(&self) -> MutexGuard<'_, VecDeque<u8>> {
+        // Each change is one call.
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds what comes; whether there was room, which whoever counts as it should leaves.
+    fn push(&self, data: &[u8]) -> bool {
+        let mut bytes = self.bytes();
+        let fits = bytes.len() + data.len() <= WAITING;
+        if fits {
+            bytes.extend(data);
+            self.news.notify_one();
+        }
+        fits
+    }
+
+    /// The next to be typed.
+    async fn next(&self) -> Vec<u8> {
+        loop {
+            let next: Vec<u8> = self.bytes().iter().take(PIECE).copied().collect();
+            if !next.is_empty() {
+                return next;
+            }
+            self.news.notified().await;
+        }
+    }
 }
 
 impl Attended {
@@ -138,12 +178,13 @@ impl Attended {
         let _ = self.outputs.send(typed).await;
         let has_left = tokio::select! {
             has_left = self.show() => has_left,
-            () = self.type_all(input) => false,
+            () = self.listen(input) => false,
+            () = self.type_all() => false,
             () = self.beat() => false,
             () = self.outputs.closed() => false,
         };
         if !has_left {
-            self.session.hang_up();
+            self.session.hang_up().await;
             self.node.local().engine.detach(&self.config, self.session.token());
         }
     }
@@ -174,44 +215,46 @@ impl Attended {
 
     /// Whether the command has ended with its container.
     async fn container_ended(&self) -> bool {
-        let begun = Instant::now();
-        loop {
-            match self.node.local().engine.state(&self.config).await {
-                Ok(state) if state.status != ContainerStatus::Stopped => {}
-                Ok(_) | Err(_) => return true,
-            }
-            if begun.elapsed() > END_LIMIT {
-                return false;
-            }
-            tokio::time::sleep(END_LOOK).await;
-        }
+        matches!(timeout(END_LIMIT, self.session.container_ended()).await, Ok(Ok(())))
     }
 
-    /// Types what the user types, until the user has gone.
-    async fn type_all(&self, mut input: mpsc::Receiver<AttachInput>) {
+    /// Takes what the user sends, until the user has gone: also while the terminal takes nothing.
+    async fn listen(&self, mut input: mpsc::Receiver<AttachInput>) {
         while let Ok(Some(message)) = timeout(SILENCE, input.recv()).await {
-            let done = match message.kind {
-                Some(attach_input::Kind::Stdin(data)) => self.type_at(&data).await,
-                Some(attach_input::Kind::Size(new)) => self.session.resize(size(new)),
-                Some(attach_input::Kind::Start(_) | attach_input::Kind::Beat(_)) | None => Ok(()),
-            };
-            if let Err(error) = done {
-                tracing::debug!(%error, "a command's terminal takes nothing");
+            match message.kind {
+                Some(attach_input::Kind::Stdin(data)) => {
+                    if !self.waiting.push(&data) {
+                        tracing::warn!(service = %self.config.name, "more is typed at a terminal than was asked for; it hangs up");
+                        return;
+                    }
+                }
+                Some(attach_input::Kind::Size(new)) => {
+                    if let Err(error) = self.session.resize(size(new)) {
+                        tracing::debug!(%error, "a command's terminal takes no size");
+                    }
+                }
+                Some(attach_input::Kind::Start(_) | attach_input::Kind::Beat(_)) | None => {}
             }
         }
     }
 
-    async fn type_at(&self, mut data: &[u8]) -> std::io::Result<()> {
-        while !data.is_empty() {
-            match self.session.type_some(data).await? {
-                Some(typed) => data = &data[typed..],
+    /// Types what the user types.
+    async fn type_all(&self) {
+        loop {
+            let next = self.waiting.next().await;
+            match self.session.type_some(&next).await {
+                Ok(Some(typed)) => drop(self.waiting.bytes().drain(..typed)),
                 // It is typed where the service is now.
-                None => std::future::pending().await,
+                Ok(None) => std::future::pending().await,
+                // Its programs have gone: what they have written is still shown.
+                Err(error) => {
+                    tracing::debug!(%error, "a command's terminal takes nothing");
+                    self.waiting.bytes().drain(..next.len());
+                }
             }
             // Who waits for it hears of a later one.
             let _ = self.outputs.try_send(output(attach_output::Kind::Typed(self.session.typed())));
         }
-        Ok(())
     }
 
     /// Tells both ends that the other one is there.
@@ -220,7 +263,7 @@ impl Attended {
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             beats.tick().await;
-            self.session.beat();
+            self.session.beat().await;
             // A queue that is full says so, too.
             let _ = self.outputs.try_send(output(attach_output::Kind::Typed(self.session.typed())));
         }
@@ -324,7 +367,9 @@ impl User {
         let _beats = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(beat(way.input.clone())));
         let out = self.out.clone();
         loop {
-            let waits = sent < self.unsettled.len() || resized.is_some();
+            // One message of a user may be longer than what may be under way.
+            let most = self.unsettled.len().min(UNSETTLED);
+            let waits = sent < most || resized.is_some();
             tokio::select! {
                 () = out.closed() => return Ok(End::Gone),
                 shown = timeout(SILENCE, way.outputs.next()) => {
@@ -359,13 +404,13 @@ impl User {
                 permit = way.input.reserve(), if waits => {
                     // Where it has just ended, its last word comes next.
                     let Ok(permit) = permit else {
-                        (sent, resized) = (self.unsettled.len(), None);
+                        (sent, resized) = (most, None);
                         continue;
                     };
                     let kind = match resized.take() {
                         Some(size) => attach_input::Kind::Size(size),
                         None => {
-                            let data: Bytes = self.unsettled.range(sent..).take(PIECE).copied().collect();
+                            let data: Bytes = self.unsettled.range(sent..most).take(PIECE).copied().collect();
                             sent += data.len();
                             attach_input::Kind::Stdin(data)
                         }
@@ -402,6 +447,7 @@ impl User {
 
     /// Looks for the terminal where its service is now; none where the user has gone.
     async fn follow(&self, node: &str) -> Result<Option<Way>, Status> {
+        failpoint::point("exec.follow").await;
         let begun = Instant::now();
         let mut pauses = Backoff::new(Duration::from_millis(20), Duration::from_millis(500));
         loop {
@@ -460,5 +506,24 @@ async fn beat(way: mpsc::Sender<AttachInput>) {
         if way.send(AttachInput { kind: Some(attach_input::Kind::Beat(true)) }).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_waits_to_be_typed_is_typed_in_order_and_has_a_bound() {
+        let waiting = Waiting::default();
+        assert!(waiting.push(b"first") && waiting.push(b" second"));
+        assert_eq!(waiting.next().await, b"first second");
+        waiting.bytes().drain(..6);
+        assert_eq!(waiting.next().await, b"second");
+        assert!(!waiting.push(&[b'x'; WAITING]));
+        assert!(waiting.push(&[b'x'; WAITING - 6]));
+        assert!(!waiting.push(b"x"));
+        assert_eq!(waiting.next().await.len(), PIECE);
     }
 }

@@ -309,7 +309,7 @@ fn start(arguments: &Arguments) -> Result<i32, i32> {
     close(PROGRAM);
     set_session()?;
     // The standard streams are pipes of runc. What is opened next must lie above the fixed numbers.
-    let null = open(b"/dev/null\0", O_RDWR | O_NOCTTY)?;
+    let null = open(b"/dev/null\0", O_RDWR | O_NOCTTY | O_CLOEXEC)?;
     for number in (0..3).chain([PROGRAM]).chain(MASTER..FREE) {
         // SAFETY: no memory is involved.
         unsafe { call(number::DUP3, [null as usize, number as usize, O_CLOEXEC * usize::from(number > 2), 0, 0, 0]) }

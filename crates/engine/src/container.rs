@@ -732,9 +732,9 @@ pub trait Engine: Send + Sync {
     ) -> Result<Option<Arc<Session>>, EngineError> {
         Ok(None)
     }
-    /// How many such commands run now.
-    fn sessions(&self, _config: &ContainerConfig) -> usize {
-        0
+    /// How many such commands run now, with those that an earlier life of the caller has started.
+    async fn sessions(&self, _config: &ContainerConfig) -> Result<usize, EngineError> {
+        Ok(0)
     }
     /// The one with this token, for its only user.
     fn attach(&self, _config: &ContainerConfig, _token: &str) -> Option<Arc<Session>> {
@@ -749,7 +749,8 @@ pub trait Engine: Send + Sync {
     ) -> Result<Option<(String, Vec<u8>)>, EngineError> {
         Ok(None)
     }
-    /// Has the terminals of a frozen container go on here.
+    /// Has the terminals of a frozen container go on here, or of one that has ended: that it has is said then. It takes
+    /// little time, whatever the container does.
     async fn release_sessions(&self, _config: &ContainerConfig) {}
     /// Tells the users of a container's terminals that it is on another node now.
     fn sessions_left(&self, _config: &ContainerConfig, _node: &str) {}

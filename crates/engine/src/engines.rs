@@ -246,8 +246,8 @@ impl Engine for Engines {
         self.of(config).start_session(config, request).await
     }
 
-    fn sessions(&self, config: &ContainerConfig) -> usize {
-        self.of(config).sessions(config)
+    async fn sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
+        self.of(config).sessions(config).await
     }
 
     fn attach(&self, config: &ContainerConfig, token: &str) -> Option<Arc<Session>> {

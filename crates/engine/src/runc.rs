@@ -315,7 +315,9 @@ impl Engine for Runc {
     }
 
     async fn cont(&self, config: &ContainerConfig, keep_stopped: &[u32]) -> Result<(), EngineError> {
-        self.processes.cont(config, keep_stopped).await
+        self.processes.cont(config, keep_stopped).await?;
+        self.sessions.begin(&config.name);
+        Ok(())
     }
 
     async fn stopped_processes(&self, config: &ContainerConfig) -> Result<Vec<u32>, EngineError> {
@@ -356,8 +358,8 @@ impl Engine for Runc {
         Runc::start_session(self, config, request).await
     }
 
-    fn sessions(&self, config: &ContainerConfig) -> usize {
-        self.sessions.of(&config.name).len()
+    async fn sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
+        self.count_sessions(config).await
     }
 
     fn attach(&self, config: &ContainerConfig, token: &str) -> Option<Arc<Session>> {

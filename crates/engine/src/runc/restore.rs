@@ -28,6 +28,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use rustix::fs::{CWD, FileType, Mode};
 
 use super::lifecycle::detach_all;
+use super::session::inner_pid;
 use super::shim::{self, Files, Starting};
 use super::{Runc, last_error, provided, rights, spec, volumes};
 use crate::container::{BegunRestore, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error};
@@ -170,12 +171,12 @@ impl Runc {
             let told = godwit_criu::log::first_error_explained(&criu_log);
             request.refused(told.or_else(|| last_error(&files.runc_log())).unwrap_or(reason))
         })?;
-        self.take_sessions(request)?;
+        self.take_sessions(request, state.pid).await?;
         Ok(state)
     }
 
     /// Takes the terminals of commands that came with it. What was typed is put back before anything reads it.
-    fn take_sessions(&self, request: &RestoreRequest) -> Result<(), EngineError> {
+    async fn take_sessions(&self, request: &RestoreRequest, main: u32) -> Result<(), EngineError> {
         let name = &request.config.name;
         let failed = |source| io_error(name, "take the terminals of its commands".into(), source);
         if !request.images.join(sessions::FILE).exists() {
@@ -183,7 +184,9 @@ impl Runc {
         }
         let statuses = process::statuses(self.processes.members(&request.config)?).map_err(failed)?;
         let members: Vec<_> = statuses.iter().map(|status| (status.pid, status.inner_pid)).collect();
-        self.sessions.arrive(name, &request.images, &members).map_err(failed)
+        let cgroup = self.processes.cgroup(&request.config)?;
+        let identify = move |pid| inner_pid(&cgroup, pid);
+        self.sessions.arrive(name, &request.images, (main, members), identify).await.map_err(failed)
     }
 
     async fn or_clean<T>(

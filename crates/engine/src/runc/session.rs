@@ -18,13 +18,16 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, socko
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
+use tokio::time::timeout;
 
 use super::{Runc, message, program_error, spec};
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::exec::{ExecRequest, TerminalSize, hand_over, inherit};
+use crate::processes::cgroup::Cgroup;
 use crate::processes::process;
-use crate::sessions::{MOST, Session};
+use crate::sessions::{MOST, Session, on_thread};
 
 /// The program.
 const MONITOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/godwit-exec"));
@@ -34,12 +37,21 @@ const PROGRAM_FD: i32 = 3;
 const SOCKET_FD: i32 = 4;
 const PROGRAM_PATH: &str = "/proc/self/fd/3";
 
-/// Longest it may take to say how the command's start went.
-const START_LIMIT: Duration = Duration::from_secs(10);
+/// Longest a start may take, until it is known how it went.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// Most bytes of runc's messages: a program in the container may write there, too.
+const MESSAGES: u64 = 64 << 10;
+
+/// Highest errno of Linux.
+const LAST_ERRNO: i32 = 4095;
 
 /// Most zombies that this leaves in a container whose first process does not wait for children that it has not started.
 /// Further commands are children of runc, and do not move.
 const MOST_ENDED: usize = 16;
+
+/// What `/proc/PID/stat` says of one.
+const ENDED: &str = " (godwit-exec) Z ";
 
 /// What goes into a name that nobody else has.
 const TOKEN_BYTES: usize = 16;
@@ -77,6 +89,7 @@ impl Runc {
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         setsockopt(&ours, sockopt::PassCred, &true).map_err(|errno| failed(errno.into()))?;
         ours.set_read_timeout(Some(START_LIMIT)).map_err(failed)?;
+        ours.set_write_timeout(Some(START_LIMIT)).map_err(failed)?;
         let in_time = self.root_in_time(config, main).await.map_err(failed)?;
         let mut command = self.runc_at(in_time.as_ref().map_or(&self.config.root, TempDir::path), &["exec"]);
         let file = hand_over(&mut command, process.to_string().as_bytes()).map_err(failed)?;
@@ -86,22 +99,45 @@ impl Runc {
             join_time(&mut command, main).map_err(failed)?;
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-        let run = command.output().await.map_err(failed)?;
-        // Its copies of what it has handed over are closed: the socket ends with the container's.
-        drop(command);
-        if !run.status.success() {
-            return Err(program_error(name, "exec", message(&run.stderr)));
-        }
-        let started = tokio::task::spawn_blocking(move || started(&ours));
-        let started = started.await.map_err(|error| failed(io::Error::other(error)))?;
-        match started.map_err(|source| io_error(name, "start a command in it".into(), source))? {
+        let cgroup = self.processes.cgroup(config)?;
+        let starting = async {
+            let (succeeded, messages) = output(&mut command).await.map_err(failed)?;
+            // Its copies of what it has handed over are closed: the socket ends with the container's.
+            drop(command);
+            if !succeeded {
+                return Err(program_error(name, "exec", message(&messages)));
+            }
+            let started = on_thread(move || started(&ours, main, |pid| inner_pid(&cgroup, pid))).await;
+            started.map_err(|source| io_error(name, "start a command in it".into(), source))
+        };
+        let late = || {
+            let why = format!("godwit-exec does not say within {} s how that went", START_LIMIT.as_secs());
+            io_error(name, "start a command in it".into(), io::Error::new(ErrorKind::TimedOut, why))
+        };
+        match timeout(START_LIMIT, starting).await.map_err(|_| late())?? {
             Ok(session) => Ok(Some(self.sessions.add(name, session, true))),
-            Err(errno) => Err(EngineError::Command {
+            Err(reason) => Err(EngineError::Command {
                 name: name.clone(),
                 command: request.command.first().cloned().unwrap_or_default(),
-                reason: io::Error::from(errno).to_string(),
+                reason: reason.to_string(),
             }),
         }
+    }
+
+    /// How many commands on a terminal run in it, also of another life of godwitd.
+    pub(super) async fn count_sessions(&self, config: &ContainerConfig) -> Result<usize, EngineError> {
+        let members = self.processes.members(config)?;
+        let is_monitor = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.contains(" (godwit-exec) ") && !stat.contains(ENDED)
+        };
+        // A service may have thousands of processes.
+        let counting =
+            tokio::task::spawn_blocking(move || members.iter().filter(|pid| is_monitor(pid)).count());
+        let counted = counting.await.map_err(|error| {
+            io_error(&config.name, "examine its processes".into(), io::Error::other(error))
+        })?;
+        Ok(counted.max(self.sessions.of(&config.name).len()))
     }
 
     /// Where runc finds a container's state when it runs in the container's time namespace, if that is another one than this
@@ -133,6 +169,30 @@ impl Runc {
     }
 }
 
+/// Runs a program to its end: whether it has succeeded, and the beginning of its messages.
+async fn output(program: &mut Command) -> io::Result<(bool, Vec<u8>)> {
+    let mut child = program.spawn()?;
+    let pipe = child.stderr.take();
+    let reading = async move {
+        let mut messages = Vec::new();
+        if let Some(pipe) = pipe {
+            pipe.take(MESSAGES).read_to_end(&mut messages).await?;
+        }
+        Ok::<_, io::Error>(messages)
+    };
+    let (status, messages) = tokio::try_join!(child.wait(), reading)?;
+    Ok((status.success(), messages))
+}
+
+/// The PID of a process of a container in its PID namespace; an error where the process is none of the container's.
+pub(super) fn inner_pid(cgroup: &Cgroup, pid: u32) -> io::Result<u32> {
+    if !cgroup.members()?.contains(&pid) {
+        return Err(io::Error::new(ErrorKind::NotFound, format!("process {pid} is not in the container")));
+    }
+    let statuses = process::statuses([pid])?;
+    Ok(statuses.first().ok_or(ErrorKind::NotFound)?.inner_pid)
+}
+
 /// Has a program run in the time namespace of the process `main`.
 fn join_time(program: &mut Command, main: u32) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{main}/ns/time"))?;
@@ -152,7 +212,7 @@ fn ended_before(main: u32) -> usize {
     let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap_or_default();
     let is_zombie = |pid: &&str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.contains(" (godwit-exec) Z ")
+        stat.contains(ENDED)
     };
     children.split_whitespace().filter(is_zombie).count()
 }
@@ -188,8 +248,13 @@ fn random() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Waits until `godwit-exec` says how the start went, and takes what it has, or the errno.
-fn started(socket: &UnixStream) -> io::Result<Result<Session, Errno>> {
+/// Waits until `godwit-exec` says how the start went, and takes what it has, or the reason. What comes may be anybody's in
+/// the container.
+fn started(
+    socket: &UnixStream,
+    main: u32,
+    identify: impl Fn(u32) -> io::Result<u32>,
+) -> io::Result<Result<Session, io::Error>> {
     let mut said = [0; 4];
     let mut parts = [io::IoSliceMut::new(&mut said)];
     let mut control = nix::cmsg_space!(nix::sys::socket::UnixCredentials);
@@ -205,14 +270,49 @@ fn started(socket: &UnixStream) -> io::Result<Result<Session, Errno>> {
     };
     match i32::from_ne_bytes(said) {
         0 => {}
-        errno => return Ok(Err(Errno::from_raw_os_error(errno))),
+        errno @ 1..=LAST_ERRNO => return Ok(Err(io::Error::from_raw_os_error(errno))),
+        other => return Err(io::Error::new(ErrorKind::InvalidData, format!("godwit-exec says {other}"))),
     }
-    let statuses = process::statuses([pid])?;
-    let inner = statuses.first().ok_or(ErrorKind::NotFound)?.inner_pid;
-    let session = Session::open(pid, inner, random()?, 0)?;
-    // It waits for this: it still is the process with that PID.
+    let session = Session::open((pid, main), identify, random()?, 0)?;
     (&mut &*socket).write_all(&[1])?;
     // It closes its end before the service may be dumped.
-    (&mut &*socket).read_to_end(&mut Vec::new())?;
-    Ok(Ok(session))
+    match (&mut &*socket).read(&mut [0])? {
+        0 => Ok(Ok(session)),
+        _ => Err(io::Error::new(ErrorKind::InvalidData, "godwit-exec says more than how the start went")),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// What becomes of a start of which somebody in the container says this.
+    fn heard(said: &[u8]) -> io::Result<Result<Session, io::Error>> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        setsockopt(&ours, sockopt::PassCred, &true).unwrap();
+        (&theirs).write_all(said).unwrap();
+        drop(theirs);
+        started(&ours, 1, |pid| Err(io::Error::new(ErrorKind::NotFound, format!("{pid} is somebody else"))))
+    }
+
+    #[test]
+    fn what_somebody_in_the_container_says_of_a_start_is_checked() {
+        let reason = heard(&libc::ENOENT.to_ne_bytes()).unwrap().unwrap_err();
+        assert_eq!(reason.raw_os_error(), Some(libc::ENOENT));
+        for errno in [-1, i32::MIN, LAST_ERRNO + 1, i32::MAX] {
+            assert_eq!(heard(&errno.to_ne_bytes()).unwrap_err().kind(), ErrorKind::InvalidData, "{errno}");
+        }
+        assert_eq!(heard(b"\0").unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        let error = heard(&0_i32.to_ne_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), format!("{} is somebody else", std::process::id()));
+    }
+
+    #[tokio::test]
+    async fn messages_without_an_end_are_cut_off() {
+        let mut endless = Command::new("sh");
+        endless.args(["-c", "trap '' PIPE; yes >&2; exit 3"]).stderr(Stdio::piped()).kill_on_drop(true);
+        let (succeeded, messages) = output(&mut endless).await.unwrap();
+        assert_eq!((succeeded, messages.len() as u64), (false, MESSAGES));
+    }
 }

@@ -25,6 +25,7 @@ const MOST: usize = 64 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Piece {
     /// The bytes.
+    #[serde(with = "super::text")]
     text: Vec<u8>,
     /// Whether a reader gets it as it is, without the end of a line: by the key for the end of input.
     ended: bool,

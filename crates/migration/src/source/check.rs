@@ -276,7 +276,7 @@ impl Source {
             Err(error) => return Err(error.into()),
         };
         chosen(node, Versions::OWN, accepted.protocol)?;
-        self.check_version(&accepted)?;
+        self.check_version(&accepted).await?;
         findings.obstacles.extend(self.not_restored(config, &accepted).await?);
         let layers = Lacking::of(node, &accepted, &offered)?;
         Ok(Some(Answered { link, accepted, layers }))

@@ -88,7 +88,7 @@ impl Source {
                 self.service.name
             ));
         }
-        if self.local.engine.sessions(&config) > 0 {
+        if self.local.engine.sessions(&config).await? > 0 {
             reasons.extend(self.terminals_in_the_way(&config).await?);
         }
         let obstacles = match reasons.as_slice() {

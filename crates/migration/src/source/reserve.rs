@@ -347,7 +347,7 @@ impl Source {
             Message::Accepted(accepted) => {
                 chosen(&self.destination, Versions::OWN, accepted.protocol)?;
                 self.check_reservations(config, &accepted).await?;
-                self.check_version(&accepted)?;
+                self.check_version(&accepted).await?;
                 Ok(accepted)
             }
             Message::Refused(refused) => {
@@ -358,7 +358,7 @@ impl Source {
     }
 
     /// Refuses a destination that does not know of something that this service has, and would have it without.
-    pub(super) fn check_version(&self, accepted: &Accepted) -> Result<(), SourceError> {
+    pub(super) async fn check_version(&self, accepted: &Accepted) -> Result<(), SourceError> {
         let unknown = if self.service.kept.is_some() && !accepted.keepers {
             "containers of other engines"
         } else if storage::bound(&self.service_there()?).next().is_some() && !accepted.tries_storage {
@@ -369,7 +369,7 @@ impl Source {
             "migrations that are only prepared"
         } else if !self.options.prepares
             && !accepted.sessions
-            && self.local.engine.sessions(&self.local.config(&self.service)) > 0
+            && self.local.engine.sessions(&self.local.config(&self.service)).await? > 0
         {
             let name = &self.service.name;
             let reason = format!(

@@ -31,6 +31,7 @@ pub(crate) async fn put_back(
     attempted: bool,
 ) -> Result<PutBack, LocalError> {
     if !local.holds(service)? {
+        local.engine.release_sessions(&local.config(service)).await;
         let noted = local.journal.set(id, Stage::Aborted, reason).map_err(LocalError::from);
         return Ok(PutBack { told: false, went_on: None, noted });
     }
@@ -71,6 +72,9 @@ pub(crate) async fn put_back(
         }
         went_on = Some(Instant::now());
         local.standstills.stand_down(service).await;
+    } else {
+        // Users at the terminals of what has been killed hear of it.
+        local.engine.release_sessions(&local.config(service)).await;
     }
     local.standstills.forget(service);
     // It may have been slowed to make copying converge.
