@@ -20,6 +20,18 @@ pub(crate) enum Engine {
     Docker(Dockers),
 }
 
+/// A volume as an engine understands it, and what godwit is told at the adoption: `/PATH:TARGET:move=copy` is `/PATH:TARGET`
+/// and `TARGET=copy`.
+fn said_of_its_move(volume: &str) -> (String, Option<String>) {
+    match volume.split_once(":move=") {
+        Some((plain, policy)) => {
+            let target = plain.split(':').nth(1).unwrap_or_default();
+            (plain.to_owned(), Some(format!("{target}={policy}")))
+        }
+        None => (volume.to_owned(), None),
+    }
+}
+
 impl Engine {
     /// The one that is asked for, in a lab that is to be made; none for godwit's own containers.
     pub(crate) fn wanted(config: &mut LabConfig) -> Option<Self> {
@@ -59,8 +71,10 @@ impl Engine {
         // What is said of volumes is for the engine that makes the container.
         let (volumes, more): (Vec<&[&str]>, Vec<_>) = more.chunks(2).partition(|words| words[0] == "-v");
         let (volumes, more) = (volumes.concat(), more.concat());
+        // What becomes of a mount is godwit's to know.
+        let (volumes, moves): (Vec<_>, Vec<_>) = volumes.into_iter().map(said_of_its_move).unzip();
         let mut words = vec!["run", "--detach", "--network", "none", "--name", name];
-        words.extend(volumes);
+        words.extend(volumes.iter().map(String::as_str));
         words.extend(preset.env.iter().flat_map(|entry| ["--env", entry]));
         words.extend(preset.user.iter().flat_map(|user| ["--user", user]));
         words.push(&image);
@@ -78,7 +92,8 @@ impl Engine {
             }
         };
         let (container, address) = (format!("{engine}:{name}"), address.to_string());
-        let words = [&["adopt", &container, "--ip", &address], more.as_slice()].concat();
+        let moves: Vec<_> = moves.iter().flatten().flat_map(|said| ["--mount", said]).collect();
+        let words = [&["adopt", &container, "--ip", &address], more.as_slice(), &moves].concat();
         assert_eq!(bed.done(node, &words), format!("{name}\n"));
     }
 

@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 use godwit_lab::LabConfig;
 use godwit_lab::workload::Preset;
 
-use crate::Bed;
+use crate::{Bed, wait_for};
 
 /// What every Podman here is told: without systemd, and with no limits that a container here may not have.
 const SETTINGS: &str = "\
@@ -133,7 +133,11 @@ impl Podmans {
     /// Removes all containers, before the lab goes.
     pub fn clear(&self, bed: &Bed) {
         for node in ["a", "b"] {
-            self.done(bed, node, &["rm", "--all", "--force", "--time", "0"]);
+            // Podman 4.3 fails where a process ends between its SIGTERM and its SIGKILL.
+            wait_for(&format!("Podman on {node} to remove its containers"), || {
+                let output = self.call(bed, node, &["rm", "--all", "--force", "--time", "0"]);
+                output.status.success().then_some(())
+            });
         }
     }
 }
