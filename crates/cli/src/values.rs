@@ -313,7 +313,8 @@ pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
         [source, path, words] if !words.is_empty() => (source, path, *words),
         _ => return Err(ValueError::Volume),
     };
-    if source.is_empty() {
+    // Words behind a comma that follow no colon would become a part of the path.
+    if source.is_empty() || path.contains(",move=") {
         return Err(ValueError::Volume);
     }
     // As Podman and Docker tell them apart.

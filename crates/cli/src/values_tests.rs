@@ -118,7 +118,16 @@ fn a_wrong_mount_is_told_what_is_wrong() {
         mount("type=volume,dst=/b").unwrap_err().to_string(),
         "a volume mount needs src=NAME, the volume"
     );
-    for text in ["/a", "/a:/b:rx", ":/b", "/a:/b:ro:z", "/a:/b:", "/a:/b:move=all", "a:/b:move=skip"] {
+    for text in [
+        "/a",
+        "/a:/b:rx",
+        ":/b",
+        "/a:/b:ro:z",
+        "/a:/b:",
+        "/a:/b:move=all",
+        "/a:/b,move=copy",
+        "a:/b:move=skip",
+    ] {
         assert_eq!(volume(text), Err(ValueError::Volume), "{text}");
     }
 }
