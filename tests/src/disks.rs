@@ -13,11 +13,12 @@ use std::{
 
 use rustix::{
     fs::{FallocateFlags, fallocate, statvfs},
+    io::Errno,
     mount::{MountFlags, mount},
     process::Pid,
 };
 
-use crate::Bed;
+use crate::{Bed, wait_for};
 
 fn run(command: &mut Command) {
     let output = command.output().unwrap();
@@ -48,15 +49,18 @@ impl Small {
         let path = self.0.join("fills-the-disk");
         let file = File::create(&path).unwrap();
         let mut size = 0;
-        // The daemon takes a piece meanwhile, or gives one back.
-        loop {
+        wait_for("the disk to be full", || {
             let disk = statvfs(&self.0).unwrap();
             let free = disk.f_bfree * disk.f_frsize;
-            if free == 0 || fallocate(&file, FallocateFlags::empty(), size, free).is_err() {
-                break;
+            let more = free.max(disk.f_frsize);
+            match fallocate(&file, FallocateFlags::empty(), size, more) {
+                Ok(()) => size += more,
+                // The daemon took a piece in between: all that was to be had is free again.
+                Err(Errno::NOSPC) => return (free == 0).then_some(()),
+                Err(error) => panic!("{}: {error}", path.display()),
             }
-            size += free;
-        }
+            None
+        });
         Full(path)
     }
 }

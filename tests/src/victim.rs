@@ -466,11 +466,17 @@ impl Attempt {
         for _ in 0..TRIES {
             let mut attempt = begin();
             let ended = wait_for_within(HELD, &format!("point {point} of the migration, or its end"), || {
-                let ended = attempt.has_ended();
-                (ended || points.has_reached(point)).then_some(ended)
+                let ended = attempt.0.try_wait().unwrap();
+                (ended.is_some() || points.has_reached(point)).then_some(ended)
             });
-            if !ended {
-                return attempt;
+            match ended {
+                None => return attempt,
+                // The source has let go of a service that needs nothing more of it. The destination comes there yet.
+                Some(status) if status.success() => {
+                    points.reached(point);
+                    return attempt;
+                }
+                Some(_) => {}
             }
             let reason = attempt.aborted();
             assert!(is_excused(&reason), "{reason}");
