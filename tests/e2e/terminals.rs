@@ -335,6 +335,10 @@ fn a_terminal_of_another_life_of_godwitd_is_in_the_way_of_a_checkpoint() {
     let said = bed.godwit("a", &["checkpoint", NAME, "-o", file.to_str().unwrap()]);
     assert!(said.code != 0 && said.stderr.contains("1 further commands"), "{said:?}");
     bed.done("a", &["exec", NAME, "kill", "-KILL", monitor.trim()]);
+    wait_for("the end of godwit-exec", || {
+        let stat = bed.godwit("a", &["exec", NAME, "cat", &format!("/proc/{}/stat", monitor.trim())]);
+        (stat.code != 0 || stat.stdout.contains(") Z ")).then_some(())
+    });
     bed.done("a", &["checkpoint", NAME, "-o", file.to_str().unwrap()]);
 }
 

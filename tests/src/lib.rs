@@ -250,7 +250,9 @@ impl Bed {
         );
         is_its_own(test);
         sweep(test);
-        let mut config = LabConfig::new(format!("t-{test}-{}", std::process::id()), ["a", "b"]);
+        // Whatever PID this has: a lab's name has 24 characters at most, and a PID is below 2^22.
+        assert!(test.len() <= 15, "{test} is longer than 15 characters");
+        let mut config = LabConfig::new(format!("t-{test}-{:x}", std::process::id()), ["a", "b"]);
         config.programs.directory = Some(programs());
         if let Ok(backend) = std::env::var(BACKEND_VARIABLE) {
             config.network_backend = backend.parse().unwrap_or_else(|error| panic!("{error}"));
@@ -529,7 +531,7 @@ fn is_its_own(lab: &str) {
 /// Takes down labs of earlier runs of this test that were killed.
 fn sweep(test: &str) {
     for name in Lab::list() {
-        let pid = name.strip_prefix(&format!("t-{test}-")).and_then(|pid| pid.parse::<u32>().ok());
+        let pid = name.strip_prefix(&format!("t-{test}-")).and_then(|pid| u32::from_str_radix(pid, 16).ok());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
             // If it cannot be taken down, that is not about this test.
             let _ = Lab::down(&name);

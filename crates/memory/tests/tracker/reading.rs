@@ -154,6 +154,9 @@ fn after_exec_all_pages_are_others() {
     let written: u64 = space.written.iter().map(|range| (range.end - range.start) >> 12).sum();
     assert_eq!(written, space.populated_pages);
     assert!(!space.gone.is_empty());
+    // It has run since, to go back to its sleep, and the kernel has noted in its memory on which processor: rseq(2).
+    child.sleeps_again_in(libc::SYS_clock_nanosleep);
+    replica.scan(&mut tracker, &[child.pid], false);
     let quiet = replica.scan(&mut tracker, &[child.pid], false);
     assert!(quiet.spaces[0].written.is_empty() && quiet.spaces[0].gone.is_empty(), "{quiet:?}");
     child.stop();
