@@ -2,12 +2,14 @@
 //! a service that moves. Needs root.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use godwit_lab::workload::{Preset, Rootfs, Workload};
-use godwit_tests::victim::{NAME, Victim};
+use godwit_tests::hold::Points;
+use godwit_tests::victim::{Attempt, NAME, Victim};
 use godwit_tests::{Bed, compile, wait_for};
 use serde_json::Value;
 
@@ -253,6 +255,83 @@ fn what_becomes_of_a_bind_mount_is_said_and_shared_storage_is_tried() {
     );
     let said = move_it("a", "b", "=skip");
     assert_eq!(said.code, 0, "{said:?}");
+}
+
+/// Takes another root directory and comes back, or has a child that stays there.
+const JAILED: &str = r#"
+import os, signal, socket
+def jailed():
+    os.chroot("/jail")
+    os.chdir("/")
+server = socket.create_server(("0.0.0.0", 7000))
+os.mkdir("/jail")
+own = os.open("/", os.O_PATH)
+connection = server.accept()[0]
+while said := connection.recv(100):
+    if said == b"in\n":
+        jailed()
+    elif said == b"out\n":
+        os.fchdir(own)
+        os.chroot(".")
+    elif os.fork() == 0:
+        jailed()
+        connection.sendall(b"done\n")
+        signal.pause()
+    if said != b"child\n":
+        connection.sendall(b"done\n")
+"#;
+
+#[test]
+fn what_a_service_has_mounted_is_seen_also_where_its_process_has_another_root() {
+    const POINT: &str = "source.copied";
+    let mut points = None;
+    let bed = Bed::up_with("bind-jailed", |config| {
+        config.programs.serve_arguments.extend(["--allow-bind", "/"].map(str::to_owned));
+        points = Some(Points::among(config, &[POINT]));
+    });
+    let points = points.unwrap();
+    let source = bed.scratch().join("bound");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), "of the node").unwrap();
+    let preset = bed.build(Workload::Python);
+    fs::write(preset.rootfs.join("program.py"), JAILED).unwrap();
+    let mount = format!("{}:/bound:move=shared", source.display());
+    bed.run("a", "jailed", ADDRESS, &preset, &["-v", &mount, "--mount", "type=tmpfs,dst=/hidden"]);
+    let mut connection = bed.connect(SocketAddrV4::new(ADDRESS, 7000));
+    let mut tell = |word: &str| {
+        let mut answer = [0; 5];
+        connection.write_all(format!("{word}\n").as_bytes()).unwrap();
+        connection.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"done\n");
+    };
+    let sees = |node: &str| {
+        let copy = bed.scratch().join("copy");
+        bed.done(node, &["cp", "jailed:/bound/file", copy.to_str().unwrap()]);
+        assert_eq!(fs::read_to_string(copy).unwrap(), "of the node");
+    };
+    tell("in");
+    sees("a");
+    let other = "has another root directory than its container";
+    refused(
+        &bed,
+        "a",
+        &["migrate", "jailed", "--to", "b"],
+        &[other, "switch the program's own chroot(2) off"],
+    );
+    tell("out");
+    let attempt =
+        Attempt::held(&points, POINT, || Attempt::begin(&bed, "jailed", "a", "b", &["--mode", "precopy"]));
+    tell("in");
+    points.let_go(POINT);
+    let why = attempt.aborted();
+    assert!(why.contains(other), "{why}");
+    tell("out");
+    tell("child");
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        bed.migrate("jailed", from, to);
+        sees(to);
+    }
+    tell("out");
 }
 
 #[test]

@@ -63,6 +63,10 @@ const HINTS: &[(&str, &str)] = &[
         "the main thread of a process has ended while others continue, and CRIU cannot dump that; the program \
          has to keep its main thread",
     ),
+    (
+        "mountinfo",
+        "the first process of the service has another root directory than its container, by chroot(2), and CRIU cannot dump that; switch that off in the program, or start it as a child",
+    ),
     ("found while seizing", TRACED),
     (
         "with a pending SIGTRAP",

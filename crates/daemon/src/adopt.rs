@@ -194,7 +194,10 @@ pub(crate) fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Re
             }
         }
     }
-    Ok(())
+    match service.mounts_objection() {
+        Some(objection) => Err(Status::invalid_argument(format!("{}: {objection}", request.container))),
+        None => Ok(()),
+    }
 }
 
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {

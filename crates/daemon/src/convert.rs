@@ -174,7 +174,10 @@ pub(crate) fn check_limits(service: &Service) -> Result<(), Status> {
             MIN_MEMORY_BYTES >> 20
         )));
     }
-    Ok(())
+    match service.mounts_objection() {
+        Some(objection) => Err(Status::invalid_argument(format!("service {}: {objection}", service.name))),
+        None => Ok(()),
+    }
 }
 
 /// How the service's processes are to be confined.

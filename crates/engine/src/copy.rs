@@ -20,6 +20,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, Statx};
 
 use crate::beneath::{self, Links, Root};
 use crate::image::archive::TarFault;
+use crate::processes::mounts::MountNamespace;
 use crate::processes::process;
 
 /// How many directories deep files are copied: each is open until all below it is copied.
@@ -140,7 +141,7 @@ impl Filesystem {
     pub fn of_process(pid: u32) -> io::Result<Self> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let began = process::start_time(pid).ok_or_else(gone)?;
-        let root = Root::open(&Path::new("/proc").join(pid.to_string()).join("root"), Links::InRoot)?;
+        let root = Root::of(MountNamespace::of(pid)?.into_root(), Links::InRoot);
         // Its PID may have become another process's before that was opened.
         let filesystem = Self { root, whose: Whose::Process(pid, began) };
         if filesystem.is_there() { Ok(filesystem) } else { Err(gone()) }

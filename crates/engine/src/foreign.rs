@@ -44,6 +44,7 @@ use crate::container::{
 };
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files::place_of;
+use crate::processes::mounts::MountNamespace;
 use crate::processes::{process, stop};
 use crate::runc::{NETWORK_KEY, restore};
 use record::{Life, Record};
@@ -312,8 +313,8 @@ impl<K: Keeps + Clone + 'static> Engine for K {
             let action = format!("read {}", path.display());
             move |source| io_error(&config.name, action, source)
         };
-        let path = PathBuf::from(format!("/proc/{}/mountinfo", life.pid));
-        let mounts = fs::read_to_string(&path).map_err(io(&path))?;
+        let mounts = MountNamespace::of(life.pid)
+            .map_err(|source| io_error(&config.name, "look at its mounts".into(), source))?;
         let inside = self.inside(config)?.for_this_move(config);
         let failed = |source| io_error(&config.name, "find the places of its volumes".into(), source);
         let places = places(&life.root, &inside.volumes).map_err(failed)?;
@@ -325,7 +326,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let bound = self::places(&life.root, &bound)
             .map_err(|source| io_error(&config.name, "find the places of its bind mounts".into(), source))?;
         let brought: Vec<_> = places.iter().chain(&bound).cloned().collect();
-        let external = external_mounts(&mounts, &brought).into_iter();
+        let external = external_mounts(mounts.mountinfo(), &brought).into_iter();
         let mut external_mounts: Vec<_> = external.map(|place| (place.clone(), place)).collect();
         let volumes = Record::of(config)?.volumes.into_iter().filter_map(|volume| {
             let named = |(name, _): &&(String, String)| *name == volume.name;
@@ -337,11 +338,8 @@ impl<K: Keeps + Clone + 'static> Engine for K {
             Some((places.get(at)?.into(), volume.files))
         });
         let volumes = volumes.collect();
-        for path in inside.masked {
-            let there = PathBuf::from(format!("/proc/{}/root{path}", life.pid));
-            if fs::symlink_metadata(there).is_ok_and(|metadata| !metadata.is_dir()) {
-                external_mounts.push((path, "/dev/null".to_owned()));
-            }
+        for path in inside.masked.into_iter().filter(|path| mounts.has_file(path)) {
+            external_mounts.push((path, "/dev/null".to_owned()));
         }
         let mut extra_files = vec![(restore::DESCRIPTORS.to_owned(), restore::descriptors(life.pipes))];
         let signals = config.directory.join(stop::FILE);
@@ -456,7 +454,7 @@ fn places(root: &Path, volumes: &[(String, String)]) -> io::Result<Vec<String>> 
     volumes.iter().map(|volume| Ok(place(volume)?.to_string_lossy().into_owned())).collect()
 }
 
-/// Mounts of a container that its restore brings: its volumes, what its engine binds into it, and cgroups: each hierarchy of
+/// MountNamespace of a container that its restore brings: its volumes, what its engine binds into it, and cgroups: each hierarchy of
 /// version 1, as runc has it, and that of version 2. `/dev/shm` may be bound, too, but is a tmpfs of the container alone: it
 /// moves as one.
 fn external_mounts(mountinfo: &str, volumes: &[String]) -> Vec<String> {

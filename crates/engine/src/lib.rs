@@ -48,4 +48,5 @@ pub use container::{
 };
 pub use engines::Engines;
 pub use exec::{ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize};
+pub use processes::mounts::MountNamespace;
 pub use sessions::{BEATS, News, Session};

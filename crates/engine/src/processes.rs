@@ -11,6 +11,7 @@
 
 pub(crate) mod cgroup;
 mod freeze;
+pub(crate) mod mounts;
 pub(crate) mod process;
 pub(crate) mod stop;
 pub(crate) mod tmpfs;

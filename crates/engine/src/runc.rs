@@ -44,6 +44,7 @@ use crate::container::{
 };
 use crate::exec::{self, ExecIo, ExecRequest};
 use crate::files;
+use crate::processes::mounts::MountNamespace;
 use crate::processes::{Processes, cgroup, process, stop};
 use crate::sessions::{Session, Sessions};
 use shim::Files;
@@ -270,11 +271,10 @@ impl Engine for Runc {
             }
         }
         // What covers a file is brought by the restore.
-        for path in spec::MASKED_FILES {
-            let inside = PathBuf::from(format!("/proc/{pid}/root{path}"));
-            if std::fs::symlink_metadata(inside).is_ok_and(|metadata| !metadata.is_dir()) {
-                external_mounts.push(((*path).to_owned(), provided::COVER_KEY.to_owned()));
-            }
+        let mounts = MountNamespace::of(pid)
+            .map_err(|source| io_error(&config.name, "look at its mounts".into(), source))?;
+        for path in spec::MASKED_FILES.iter().filter(|path| mounts.has_file(path)) {
+            external_mounts.push(((*path).to_owned(), provided::COVER_KEY.to_owned()));
         }
         let mut extra_files =
             vec![(restore::DESCRIPTORS.to_owned(), restore::descriptors(self.pipes(config)?))];

@@ -8,7 +8,7 @@
 //! be able to write there, and must not make the path lead out.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ impl Checked {
     }
 
     /// Why a service with this root directory has something else in its place, if it has.
-    pub(crate) fn objection(&self, root: &Path) -> Option<String> {
+    pub(crate) fn objection(&self, root: impl AsFd) -> Option<String> {
         let Self { source, identity: Identity { target, device, inode }, .. } = self;
         let (source, shown) = (source.display(), target.display());
         match inside(root, target) {
@@ -258,13 +258,14 @@ mod tests {
         let binds = Binds { allowed: vec![directory.path().into()], own: Vec::new() };
         let kind = MountKind::Bind { source: at("data"), on_move: OnMove::Skip };
         // In this root, what is mounted is where it is.
+        let root = File::open("/").unwrap();
         let mounts = [Mount { kind, target: at("data"), read_only: false }];
         let checked = binds.checked(&mounts, true, "b").unwrap();
-        assert_eq!(checked[0].objection(Path::new("/")), None);
+        assert_eq!(checked[0].objection(&root), None);
         std::fs::rename(at("data"), at("away")).unwrap();
-        assert!(checked[0].objection(Path::new("/")).unwrap().contains("cannot be looked at"));
+        assert!(checked[0].objection(&root).unwrap().contains("cannot be looked at"));
         symlink(at("other"), at("data")).unwrap();
-        assert!(checked[0].objection(Path::new("/")).unwrap().contains("the path has changed meanwhile"));
+        assert!(checked[0].objection(&root).unwrap().contains("the path has changed meanwhile"));
         assert_eq!(binds.checked(&mounts, true, "b").unwrap_err().len(), 1, "a link is on the way");
         let again = binds.checked(&mounts, false, "b").unwrap();
         assert_eq!(identities(&again)[0].inode, std::fs::metadata(at("other")).unwrap().ino());

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -132,12 +132,12 @@ pub(crate) fn with_volumes(service: Service) -> Result<Service, String> {
     Ok(Service { mounts: mounts.collect(), ..service })
 }
 
-/// Opens those of a service, whose root directory is at `root`; or every reason why one cannot go.
-pub(crate) fn opened(service: &Service, root: &Path, binds: &Binds) -> Result<Vec<Going>, Vec<String>> {
+/// Opens those of a service, whose root directory is `root`; or every reason why one cannot go.
+pub(crate) fn opened(service: &Service, root: impl AsFd, binds: &Binds) -> Result<Vec<Going>, Vec<String>> {
     let (mut found, mut reasons): (Vec<Going>, _) = (Vec::new(), Vec::new());
     for (copied, source) in of(service).map_err(|why| vec![why])? {
         let target = copied.target.clone();
-        match open_one(source, &copied, root, binds) {
+        match open_one(source, &copied, &root, binds) {
             Ok(opened) => found.push(Going { copied, source: source.to_owned(), opened }),
             Err(why) => reasons.push(format!(
                 "what is in {}, which is mounted at {}, cannot be copied: {why}",
@@ -150,7 +150,7 @@ pub(crate) fn opened(service: &Service, root: &Path, binds: &Binds) -> Result<Ve
     if reasons.is_empty() { Ok(found) } else { Err(reasons) }
 }
 
-fn open_one(source: &Path, copied: &Copied, root: &Path, binds: &Binds) -> Result<OwnedFd, String> {
+fn open_one(source: &Path, copied: &Copied, root: impl AsFd, binds: &Binds) -> Result<OwnedFd, String> {
     let target = copied.target.as_path();
     let opened = open(source, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
         .map_err(|error| format!("it cannot be opened: {error}"))?;
@@ -345,9 +345,10 @@ mod tests {
         fs::write(at("file"), "").unwrap();
         let binds = Binds { allowed: Vec::new(), own: vec![at("state/own")] };
         // In this root, what is mounted is where it is.
+        let root = File::open("/").unwrap();
         let of = |sources: &[PathBuf]| {
             let mounts = sources.iter().map(|source| bound(source, source.to_str().unwrap(), OnMove::Copy));
-            opened(&with(mounts.collect()), Path::new("/"), &binds)
+            opened(&with(mounts.collect()), &root, &binds)
         };
         let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
         let all = of(&[at("data"), at("linked"), at("file")]).unwrap();
@@ -369,7 +370,7 @@ mod tests {
         }
         // What the service has mounted counts, whatever is at its path now.
         let moved = with(vec![bound(&at("linked"), at("data").to_str().unwrap(), OnMove::Copy)]);
-        let why = opened(&moved, Path::new("/"), &binds).unwrap_err().join("; ");
+        let why = opened(&moved, &root, &binds).unwrap_err().join("; ");
         assert!(why.contains("something else is at that path now"), "{why}");
     }
 

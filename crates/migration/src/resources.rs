@@ -1,5 +1,6 @@
 //! This node as a migration sees it: its engine, network, images and journal, and the cluster.
 
+use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_engine::image::{Digest, Registries, Store};
 use godwit_engine::runc::Runc;
-use godwit_engine::{ContainerConfig, Engine, EngineError, Mount, MountKind, OnMove, files};
+use godwit_engine::{ContainerConfig, Engine, EngineError, Mount, MountKind, MountNamespace, OnMove, files};
 use godwit_memory::tracker::Detected;
 use godwit_names::ServiceName;
 use godwit_transfer::Connection;
@@ -163,12 +164,22 @@ impl NodeResources {
         self.layout.container_config(service)
     }
 
+    /// The mounts of a service that runs here, and its root directory.
+    pub(crate) async fn mount_namespace(&self, service: &Service) -> Result<MountNamespace, LocalError> {
+        let main = self.engine.state(&self.config(service)).await?.pid;
+        off_worker(|| MountNamespace::of(main)).map_err(|source| LocalError::Io {
+            action: "look at the mounts of process",
+            path: main.to_string().into(),
+            source,
+        })
+    }
+
     /// What the engine is told of a service that it is to start, which may have what is there now of this node. That is open until
     /// the result is dropped.
     pub fn config_to_start(&self, service: &Service) -> Result<(ContainerConfig, Vec<Checked>), LocalError> {
         let has_come = self.layout.service(&service.name).join(CAME).exists();
         let not_allowed = |why: String| LocalError::NotAllowed { why };
-        let checked = self.binds.checked(&service.mounts, has_come, &self.node);
+        let checked = off_worker(|| self.binds.checked(&service.mounts, has_come, &self.node));
         let mut checked = checked.map_err(|reasons| not_allowed(reasons.join("; ")))?;
         let volumes = files::volumes(&self.layout.service(&service.name));
         for mount in &service.mounts {
@@ -212,12 +223,12 @@ impl NodeResources {
         create(self.layout.container(&service.name))?;
         if let Some(may_have) = arriving {
             off_worker(|| self.mark_volumes(service))?;
-            let mark = directory.join(CAME);
-            std::fs::write(&mark, "").map_err(|source| LocalError::Io {
-                action: "write",
-                path: mark,
-                source,
-            })?;
+            let path = directory.join(CAME);
+            let mark = || {
+                File::create(&path)?.sync_all()?;
+                File::open(&directory)?.sync_all()
+            };
+            off_worker(mark).map_err(|source| LocalError::Io { action: "create", path, source })?;
             let config = ContainerConfig { may_have: may_have.to_vec(), ..self.config(service) };
             self.engine.expect(&config).await?;
         }

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::restart::Restart;
 
+/// Most mounts of a service: its destination looks at each before it lets the service in, and may have to ask an engine.
+const MAX_MOUNTS: usize = 256;
+
 /// One service: the same on whatever node it is, but for paths, which [`Layout`] gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
@@ -183,6 +186,14 @@ impl Service {
         self.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD")
     }
 
+    /// What speaks against its number of mounts.
+    #[must_use]
+    pub fn mounts_objection(&self) -> Option<String> {
+        let count = self.mounts.len();
+        (count > MAX_MOUNTS)
+            .then(|| format!("it has {count} mounts, and a service can have {MAX_MOUNTS} at most"))
+    }
+
     /// Its volumes.
     pub fn volumes(&self) -> impl Iterator<Item = &VolumeName> {
         self.mounts.iter().filter_map(Mount::volume)
@@ -325,6 +336,18 @@ pub(crate) mod tests {
     use godwit_engine::MountKind;
 
     use super::*;
+
+    #[test]
+    fn a_service_has_no_more_mounts_than_a_destination_looks_at() {
+        let mount = Mount {
+            kind: godwit_engine::MountKind::Tmpfs { size_bytes: 0 },
+            target: "/data".into(),
+            read_only: false,
+        };
+        let with = |count| Service { mounts: vec![mount.clone(); count], ..service() };
+        assert_eq!(with(MAX_MOUNTS).mounts_objection(), None);
+        assert!(with(MAX_MOUNTS + 1).mounts_objection().unwrap().contains("it has 257 mounts"));
+    }
 
     pub(crate) fn service() -> Service {
         Service {

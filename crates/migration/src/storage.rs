@@ -6,12 +6,12 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use godwit_engine::{Mount, MountKind, OnMove};
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
-use nix::sys::stat::Mode;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use crate::blocking::off_worker;
 use crate::service::Service;
@@ -64,12 +64,11 @@ pub(crate) fn objections<'a>(service: &'a Service, to: &'a str) -> impl Iterator
 }
 
 /// What is at a path of a service: its links lead nowhere but into its root directory.
-pub(crate) fn inside(root: &Path, path: &Path) -> io::Result<Metadata> {
-    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+pub(crate) fn inside(root: impl AsFd, path: &Path) -> io::Result<Metadata> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    File::from(openat2(&root, path, how)?).metadata()
+    File::from(openat2(root, path, how)?).metadata()
 }
 
 /// The files of a source, which go with this.
@@ -82,14 +81,14 @@ pub(crate) struct Marks {
 impl Marks {
     /// Puts one into each directory that is said to be storage of both nodes; the reason why not, in a sentence. `root` is the
     /// service's root directory.
-    pub(crate) fn put(run: &Path, all: &[Shared], root: &Path, migration: &str) -> Result<Self, String> {
+    pub(crate) fn put(run: &Path, all: &[Shared], root: impl AsFd, migration: &str) -> Result<Self, String> {
         let mut marks = Self { made: Vec::new(), note: notes(run).join(migration) };
         let places: Vec<_> = all.iter().map(|shared| mark(&shared.source, migration)).collect();
         if places.is_empty() {
             return Ok(marks);
         }
         for Shared { source, target } in all {
-            let same = fs::metadata(source).ok().zip(inside(root, target).ok());
+            let same = fs::metadata(source).ok().zip(inside(&root, target).ok());
             if same.is_none_or(|(one, other)| (one.dev(), one.ino()) != (other.dev(), other.ino())) {
                 let (source, target) = (source.display(), target.display());
                 return Err(format!(
@@ -194,7 +193,7 @@ mod tests {
         std::os::unix::fs::symlink("/run/one", at("root/data")).unwrap();
         let service = with(&at("one"), OnMove::Shared);
         let shared: Vec<_> = bound(&service).collect();
-        let marks = Marks::put(&at("run"), &shared, &at("root"), "01M").unwrap();
+        let marks = Marks::put(&at("run"), &shared, File::open(at("root")).unwrap(), "01M").unwrap();
         assert_eq!(objection(&at("one"), "01M", ("b", "a")), None);
         for (directory, migration) in [("other", "01M"), ("one", "01X"), ("nowhere", "01M")] {
             let why = objection(&at(directory), migration, ("b", "a")).unwrap();
@@ -206,7 +205,7 @@ mod tests {
         // What the service has mounted counts, whatever is at its path now.
         fs::remove_file(at("one")).unwrap();
         fs::rename(at("other"), at("one")).unwrap();
-        let why = Marks::put(&at("run"), &shared, &at("root"), "01M").err().unwrap();
+        let why = Marks::put(&at("run"), &shared, File::open(at("root")).unwrap(), "01M").err().unwrap();
         assert!(why.contains("is not what the service has mounted at /data"), "{why}");
     }
 
@@ -219,7 +218,7 @@ mod tests {
         fs::write(at("one/kept"), "").unwrap();
         // In this root, what is mounted is where it is.
         let shared = [Shared { source: at("one"), target: at("one") }];
-        std::mem::forget(Marks::put(&at("run"), &shared, Path::new("/"), "01M").unwrap());
+        std::mem::forget(Marks::put(&at("run"), &shared, File::open("/").unwrap(), "01M").unwrap());
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 2);
         drop(Marks::left(&at("run")).unwrap());
         assert_eq!(fs::read_dir(at("one")).unwrap().count(), 1);
@@ -244,7 +243,7 @@ mod tests {
         let file = scratch.path().join("file");
         fs::write(&file, "").unwrap();
         let shared = [Shared { source: file.clone(), target: file.clone() }];
-        let why = Marks::put(scratch.path(), &shared, Path::new("/"), "01M").err().unwrap();
+        let why = Marks::put(scratch.path(), &shared, File::open("/").unwrap(), "01M").err().unwrap();
         assert!(why.contains(&format!("cannot create {}/.godwit-01M", file.display())), "{why}");
         assert_eq!(fs::read_dir(scratch.path().join("storage")).unwrap().count(), 0);
     }

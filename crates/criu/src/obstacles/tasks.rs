@@ -14,6 +14,7 @@ const LEADERLESS: &str =
     "and CRIU cannot make such a session again; end that process, or start it with setsid(1)";
 const NESTED: &str =
     "and CRIU cannot dump namespaces inside those of the service; switch the program's own sandbox off";
+const ROOT: &str = "and CRIU dumps no service whose first process has that; switch the program's own chroot(2) off, or start it as a child";
 const TRAP: &str = "and CRIU cannot dump that; try again when it has taken the signal";
 
 /// Namespaces of which all processes of a service must have the same: their names in `/proc/PID/ns`, and for people.
@@ -91,6 +92,9 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         if threads.iter().any(|thread| thread.has_trap) {
             add("has a SIGTRAP waiting for it".into(), TRAP);
         }
+        if task.pid == main && has_other_root(proc, main) {
+            add("has another root directory than its container".into(), ROOT);
+        }
         if let Some(main) = of_main
             && let Some(kind) = nested(proc, main, task)
         {
@@ -122,6 +126,11 @@ fn threads(proc: &Path, pid: u32) -> Vec<Thread> {
             })
         })
         .collect()
+}
+
+/// Whether its root directory is not the one of its mount namespace, which the kernel shows as `/` to whoever is in another.
+fn has_other_root(proc: &Path, pid: u32) -> bool {
+    fs::read_link(proc.join(pid.to_string()).join("root")).is_ok_and(|root| root != Path::new("/"))
 }
 
 /// The kind of a namespace in which a process is, and the main process is not.
@@ -282,6 +291,22 @@ mod tests {
         }
         assert_eq!(proc.found(), [(102, NESTED), (103, NESTED)]);
         assert!(proc.check(101)[0].what.contains("user namespace"));
+    }
+
+    #[test]
+    fn another_root_is_in_the_way_where_the_first_process_has_it() {
+        let proc = Fake::new();
+        proc.add(101, 1, 1, "").add(102, 101, 1, "");
+        let root = |pid: u32, path: &str| {
+            let link = proc.0.path().join(format!("{pid}/root"));
+            let _ = fs::remove_file(&link);
+            symlink(path, link).unwrap();
+        };
+        root(101, "/");
+        root(102, "/jail");
+        assert_eq!(proc.found(), []);
+        root(101, "/var/lib/empty");
+        assert_eq!(proc.found(), [(101, ROOT)]);
     }
 
     #[test]

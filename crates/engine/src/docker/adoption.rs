@@ -15,6 +15,7 @@ use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
 use crate::foreign::{Beside, Found, Look, Port, bound, landing, on_networks};
+use crate::processes::mounts::MountNamespace;
 
 /// A container as `docker inspect` tells it.
 #[derive(Debug, Clone, Deserialize)]
@@ -312,11 +313,10 @@ impl Docker {
         if mounts.iter().any(|mount| mount["destination"] == "/sbin/docker-init") {
             return Err(refused("it has an init process of the node (\"init\" in Docker's settings)".into()));
         }
-        let path = format!("/proc/{}/mountinfo", look.pid);
-        let inside =
-            fs::read_to_string(&path).map_err(|source| io_error(name, format!("read {path}"), source))?;
+        let inside = MountNamespace::of(look.pid)
+            .map_err(|source| io_error(name, "look at its mounts".into(), source))?;
         let places = mounts.iter().filter_map(|mount| Some(mount["destination"].as_str()?.to_owned()));
-        if let Some(objection) = bound::mounted_below(&inside, &of_node, &places.collect()) {
+        if let Some(objection) = bound::mounted_below(inside.mountinfo(), &of_node, &places.collect()) {
             return Err(refused(objection));
         }
         let process = &spec["process"];

@@ -15,6 +15,7 @@ use super::{Podman, arrival};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::{Beside, Found, bound, landing, on_networks};
+use crate::processes::mounts::MountNamespace;
 
 impl Podman {
     pub(super) async fn find(
@@ -50,10 +51,9 @@ impl Podman {
         let mounts = fs::read_to_string("/proc/self/mountinfo")
             .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
         objections.extend(landing::overlay_objection(&mounts, &inspected.graph_driver.data.merged_dir));
-        let path = format!("/proc/{}/mountinfo", inspected.state.pid);
-        let inside =
-            fs::read_to_string(&path).map_err(|source| io_error(name, format!("read {path}"), source))?;
-        objections.extend(bound::mounted_below(&inside, &of_node, &definition.places()));
+        let inside = MountNamespace::of(inspected.state.pid)
+            .map_err(|source| io_error(name, "look at its mounts".into(), source))?;
+        objections.extend(bound::mounted_below(inside.mountinfo(), &of_node, &definition.places()));
         let networks = inspected.networks();
         if !networks.is_empty() && !leaves_networks {
             objections.push(on_networks(Keeper::Podman, &networks));

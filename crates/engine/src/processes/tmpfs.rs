@@ -21,6 +21,7 @@ use std::sync::Arc;
 use rustix::fs::{FileType, OFlags};
 use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fsconfig_set_string, fspick};
 
+use super::mounts::MountNamespace;
 use super::process::ProcessStatus;
 use crate::beneath::{Links, Root};
 use crate::container::{COMING_TMPFS_BYTES, ContainerConfig, DefinedTmpfs, RestoreRequest, Tmpfs};
@@ -43,10 +44,9 @@ pub(crate) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
     if !share_their_mounts(pid, members)? {
         return Ok(Vec::new());
     }
-    let text = fs::read(format!("/proc/{pid}/mountinfo"))?;
-    let text = String::from_utf8_lossy(&text);
-    let mounts: Vec<_> = text.lines().filter_map(Mounted::parse).collect();
-    let inside = Root::open(Path::new(&format!("/proc/{pid}/root")), Links::Refused)?;
+    let container = MountNamespace::of(pid)?;
+    let mounts: Vec<_> = container.mountinfo().lines().filter_map(Mounted::parse).collect();
+    let inside = Root::of(container.as_fd().try_clone_to_owned()?, Links::Refused);
     let mut found = Vec::new();
     let mut used = BTreeSet::new();
     for (number, defined) in config.tmpfs().iter().enumerate() {
@@ -78,14 +78,15 @@ pub(crate) fn find(config: &ContainerConfig, pid: u32, members: &[u32]) -> io::R
 /// What cannot be limited is not: a service that is here for good must run.
 pub(crate) fn limit(config: &ContainerConfig, processes: &[ProcessStatus]) {
     let Some(main) = processes.iter().find(|process| process.inner_pid == 1) else { return };
-    let root = format!("/proc/{}/root", main.pid);
-    let inside = Root::open(Path::new(&root), Links::Refused);
+    let inside = MountNamespace::of(main.pid).map(|mounts| Root::of(mounts.into_root(), Links::Refused));
     for defined in config.tmpfs() {
         let limited = match &inside {
             Ok(inside) => limit_one(inside, &defined),
             // It has ended meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => return,
-            Err(error) => Err(io::Error::new(error.kind(), format!("{root}: {error}"))),
+            Err(error) => {
+                Err(io::Error::new(error.kind(), format!("the mounts of process {}: {error}", main.pid)))
+            }
         };
         if let Err(error) = limited {
             let (name, target) = (&config.name, defined.target.display());

@@ -15,6 +15,7 @@ use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
 use crate::binds::Checked;
+use crate::blocking::off_worker;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
 use crate::hooks;
@@ -196,6 +197,9 @@ async fn examine(
     if service.files_of_volumes().any(|(_, file)| !is_file_name(file)) {
         return Err(DestinationError::Protocol("a name of a file that cannot be one"));
     }
+    if let Some(objection) = service.mounts_objection() {
+        return Err(DestinationError::Refused(vec![objection]));
+    }
     // Through the volume it could put a link in the place of the file.
     let mounts_of = |name: &VolumeName| service.volumes().filter(|other| *other == name).count();
     if service.files_of_volumes().any(|(name, _)| mounts_of(name) > 1) {
@@ -209,10 +213,10 @@ async fn examine(
     reasons.extend(of_volumes);
     for mount in &service.mounts {
         let Some((source, on_move)) = mount.bind() else { continue };
-        let opened = local.binds.open_foreign(source, &local.node);
+        let opened = off_worker(|| local.binds.open_foreign(source, &local.node));
         let opened = opened.and_then(|opened| Checked::new(source, &mount.target, opened));
         let not_shared = || match on_move {
-            OnMove::Shared => storage::objection(source, &open.migration, (&local.node, from)),
+            OnMove::Shared => off_worker(|| storage::objection(source, &open.migration, (&local.node, from))),
             OnMove::Unsaid | OnMove::Skip | OnMove::Copy => None,
         };
         match opened {

@@ -293,8 +293,7 @@ async fn receive_and_restore(
         // What CRIU has made so far goes with the copy.
         error = given_up(link) => return Err(error),
     };
-    let main = local.engine.state(&request.config).await?.pid;
-    has_what_was_checked(admitted, main)?;
+    has_what_was_checked(local, admitted).await?;
     local.standstills.look_at_doubts(service, reading.await?);
     steps.reached(Step::Syncing).await?;
     let begun = Instant::now();
@@ -389,9 +388,13 @@ async fn begin(
 }
 
 /// Whoever restored the service has followed paths of this node: it is to have what those led to when it was admitted.
-fn has_what_was_checked(admitted: &Admitted, main: u32) -> Result<(), DestinationError> {
-    let root = PathBuf::from(format!("/proc/{main}/root"));
-    let reasons: Vec<_> = admitted.checked.iter().filter_map(|checked| checked.objection(&root)).collect();
+async fn has_what_was_checked(local: &NodeResources, admitted: &Admitted) -> Result<(), DestinationError> {
+    if admitted.checked.is_empty() {
+        return Ok(());
+    }
+    let has = local.mount_namespace(&admitted.service).await?;
+    let reasons: Vec<_> =
+        off_worker(|| admitted.checked.iter().filter_map(|checked| checked.objection(&has)).collect());
     if reasons.is_empty() { Ok(()) } else { Err(DestinationError::Refused(reasons)) }
 }
 

@@ -22,11 +22,10 @@ impl Source {
         }
         let config = self.local.config(&self.service);
         self.are_free(&config, &names).await?;
-        let main = self.local.engine.state(&config).await?.pid;
+        let has = self.local.mount_namespace(&self.service).await?;
         let local = Arc::clone(&self.local);
         let opening = tokio::task::spawn_blocking(move || {
-            let root = PathBuf::from(format!("/proc/{main}/root"));
-            bound::opened(&service, &root, &local.binds).map_err(SourceError::NotEligible)
+            bound::opened(&service, has, &local.binds).map_err(SourceError::NotEligible)
         });
         opening.await?
     }

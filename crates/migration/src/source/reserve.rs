@@ -223,9 +223,8 @@ impl Source {
     pub(super) async fn put_marks(&self) -> Result<Marks, SourceError> {
         let (run, shared, id) =
             (self.local.layout.run.clone(), self.shared_storage().await?, self.id.clone());
-        let main = self.local.engine.state(&self.local.config(&self.service)).await?.pid;
-        let root = PathBuf::from(format!("/proc/{main}/root"));
-        let putting = tokio::task::spawn_blocking(move || Marks::put(&run, &shared, &root, &id));
+        let has = self.local.mount_namespace(&self.service).await?;
+        let putting = tokio::task::spawn_blocking(move || Marks::put(&run, &shared, has, &id));
         putting.await?.map_err(|why| SourceError::NotEligible(vec![why]))
     }
 
