@@ -72,7 +72,9 @@ fn a_service_that_can_move_is_measured_and_moves_as_was_predicted() {
     bed.done("a", &["rm", "--force", "bound"]);
     // Nothing of the tracker is left in the service.
     let open = std::fs::read_dir(format!("/proc/{}/fd", bed.pid("a", "redis"))).unwrap();
-    let open: Vec<_> = open.map(|file| std::fs::read_link(file.unwrap().path()).unwrap()).collect();
+    // It has opened and closed another one meanwhile.
+    let open: Vec<_> = open.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok()).collect();
+    assert!(!open.is_empty());
     assert!(!open.iter().any(|file| file.to_string_lossy().contains("userfaultfd")), "{open:?}");
     let report = bed.migrate("redis", "a", "b");
     data.check_fill(FILL).unwrap();

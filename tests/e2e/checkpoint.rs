@@ -359,7 +359,7 @@ fn a_service_goes_on_after_godwitd_was_killed_while_criu_dumped_it() {
     let cache = Cache::up("cp-dump", |_| {});
     let bed = &cache.bed;
     let mut client = cache.run(&[]);
-    let large = 256 << 20;
+    let large = 96 << 20;
     client.fill(large).unwrap();
     let mut checkpoint =
         bed.command("a", &["checkpoint", NAME, "--tcp-established", "-o", cache.file()]).spawn().unwrap();

@@ -187,8 +187,8 @@ fn options_that_both_ends_agreed_on_stay() {
     }
 }
 
-/// Seconds: a connection is idle for one before it is probed, and then has so many for an answer.
-const PROBED: (u32, u32, u32) = (1, 25, 1);
+/// Seconds: a connection is idle for one before it is probed, and then has so many for an answer: longer than a move takes.
+const PROBED: (u32, u32, u32) = (1, 120, 1);
 
 #[test]
 fn keepalive_that_is_near_its_end_is_answered() {

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use godwit_tests::{leftovers, programs};
+use godwit_tests::{BUSY, TRIES, leftovers, programs};
 
 /// Data in Redis: enough for several pages files, little enough to be quick.
 const MEMORY: &str = "24MiB";
@@ -15,6 +15,18 @@ fn demo(lab: &str, program: &str, before: &[&str]) -> Output {
         .args(["lab", "demo", "--name", lab, "--memory", MEMORY])
         .output()
         .unwrap()
+}
+
+/// Once more where a busy machine has let a node be silent.
+fn patiently(run: impl Fn() -> Output) -> Output {
+    let mut tries = 1..TRIES;
+    loop {
+        let output = run();
+        let is_silent = BUSY.iter().any(|busy| String::from_utf8_lossy(&output.stderr).contains(busy));
+        if !is_silent || tries.next().is_none() {
+            return output;
+        }
+    }
 }
 
 fn assert_moved(lab: &str, output: &Output) {
@@ -33,7 +45,7 @@ fn assert_moved(lab: &str, output: &Output) {
 #[test]
 fn the_demo_moves_a_busy_redis_and_leaves_nothing() {
     let lab = format!("demo{}", std::process::id());
-    let output = demo(&lab, "env", &[]);
+    let output = patiently(|| demo(&lab, "env", &[]));
     assert_moved(&lab, &output);
 }
 
@@ -43,6 +55,6 @@ fn the_demo_works_with_cgroup_version_2_alone() {
     let lab = format!("demo2-{}", std::process::id());
     let script = "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec \"$@\"";
     let before = ["--mount", "--propagation", "private", "sh", "-c", script, "sh"];
-    let output = demo(&lab, "unshare", &before);
+    let output = patiently(|| demo(&lab, "unshare", &before));
     assert_moved(&lab, &output);
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use godwit_lab::workload::Workload;
-use godwit_tests::wait_for;
+use godwit_tests::{AGAIN, is_passing, wait_for, wait_for_within};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ fn start(nodes: &Nodes) {
 /// Begins to move it to node b, up to the moment at which its memory has been copied and it still runs.
 fn begin(nodes: &Nodes) -> Child {
     nodes.points.hold(COPIED);
-    wait_for("a move that has copied memory", || {
+    wait_for_within(AGAIN, "a move that has copied memory", || {
         let mut command = nodes.bed.command("a", &["migrate", "cache", "--to", "b", "--mode", "precopy"]);
         let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while moving.try_wait().unwrap().is_none() {
@@ -36,7 +36,7 @@ fn begin(nodes: &Nodes) -> Child {
         // The destination may still be putting away what the move before has left.
         let said = moving.wait_with_output().unwrap();
         let refused = String::from_utf8_lossy(&said.stderr);
-        assert!(refused.contains("try again in a moment"), "{refused}");
+        assert!(is_passing(&refused), "{refused}");
         None
     })
 }

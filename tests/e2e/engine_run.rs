@@ -173,9 +173,11 @@ fn first_instruction(engine: &str) {
     words.extend(["--", command]);
     nodes.bed.done("a", &words);
     let shown = nodes.is_shown("a", "running");
-    let said = wait_for("what it writes", || {
-        Some(nodes.log("a", "cache")).filter(|said| said.contains("Read-only"))
-    });
+    // The last words on standard error and on standard output, which an engine reads apart.
+    let lives = |said: &str, times: usize| {
+        ["Read-only", "<begin\nend>"].iter().all(|last| said.matches(last).count() == times)
+    };
+    let said = wait_for("what it writes", || Some(nodes.log("a", "cache")).filter(|said| lives(said, 1)));
     let addresses = ["10.88.0.10/", "10.89.0.5/", shown["address6"].as_str().unwrap()];
     assert!(addresses[2].starts_with("fd67:"), "{shown}");
     for address in &addresses {
@@ -189,9 +191,8 @@ fn first_instruction(engine: &str) {
         (![Value::Null, 0.into(), shown["pid"].clone()].contains(&nodes.is_shown("a", "running")["pid"]))
             .then_some(())
     });
-    let again = wait_for("what it writes again", || {
-        Some(nodes.log("a", "cache")).filter(|said| said.matches("Read-only").count() == 2)
-    });
+    let again =
+        wait_for("what it writes again", || Some(nodes.log("a", "cache")).filter(|said| lives(said, 2)));
     for address in &addresses {
         assert_eq!(again.matches(address).count(), 2, "{address}: {again}");
     }
@@ -204,7 +205,7 @@ fn first_instruction(engine: &str) {
         let first = nodes.bed.pid("b", "cache");
         nodes.own("b", &["restart", "--time", "0", "cache"]);
         let there = wait_for("what it writes there", || {
-            Some(nodes.log("b", "cache")).filter(|said| said.matches("Read-only").count() == times)
+            Some(nodes.log("b", "cache")).filter(|said| lives(said, times))
         });
         for address in &addresses {
             assert_eq!(there.matches(address).count(), times, "{address}: {there}");
@@ -289,12 +290,13 @@ fn limits_change(engine: &str) {
     assert_eq!(limits(&nodes, "b"), changed);
     let shown = nodes.is_shown("b", "running");
     assert_eq!((&shown["memory_bytes"], &shown["cpu_millis"]), (&(96 << 20).into(), &500.into()));
-    let inspected = nodes.inspect("b");
-    assert_eq!(inspected["HostConfig"]["Memory"], 96 << 20);
+    assert_eq!(nodes.inspect("b")["HostConfig"]["Memory"], 96 << 20);
     if engine == "docker" {
-        let policy = &inspected["HostConfig"]["RestartPolicy"];
-        assert_eq!((&policy["Name"], &policy["MaximumRetryCount"]), (&"on-failure".into(), &3.into()));
-        assert_eq!(inspected["HostConfig"]["PidsLimit"], 50);
+        wait_for("its restart policy", || {
+            let policy = nodes.inspect("b")["HostConfig"]["RestartPolicy"].clone();
+            (policy["Name"] == "on-failure" && policy["MaximumRetryCount"] == 3).then_some(())
+        });
+        assert_eq!(nodes.inspect("b")["HostConfig"]["PidsLimit"], 50);
     }
     nodes.own("b", &["restart", "--time", "0", "cache"]);
     wait_for("its limits", || (limits(&nodes, "b") == changed).then_some(()));
@@ -344,7 +346,16 @@ fn nothing_left(engine: &str) {
     };
     let volume = ["--volume", "data:/data"];
     refused(&volume, &["/nonesuch"], &["nonesuch"]);
-    refused(&volume, &["/bin/sh", "-c", "echo no luck >&2; exit 7"], &["exit code 7", "no luck"]);
+    wait_for("a start that is seen to end", || {
+        let script = ["/bin/sh", "-c", "echo no luck >&2; exit 7"];
+        let said = nodes.bed.godwit("a", &nodes.words(IMAGE, &volume, &script));
+        assert_eq!(said.code, 125, "{said:?}");
+        is_gone("exit code 7");
+        // Its process may be seen to have gone before its engine tells how it ended.
+        let told = ["exit code 7", "no luck"].iter().all(|words| said.stderr.contains(words));
+        assert!(told || said.stderr.contains("has ended at once; try it with"), "{said:?}");
+        told.then_some(())
+    });
     refused(&[&volume[..], &["--rm"]].concat(), &sleeps, &["--rm", "godwit rm"]);
     refused(&["--volume", "/no/such:/srv"], &sleeps, &["/no/such", "does not exist on this node"]);
     let none = ["run", "--engine", engine, "--name", "cache", "--image", "localhost/none:1", "sleep"];

@@ -4,7 +4,7 @@
 use std::{fs, net::SocketAddrV4};
 
 use godwit_lab::workload::RedisClient;
-use godwit_tests::{Bed, CLIENT, PATIENCE, hold::Points};
+use godwit_tests::{Bed, CLIENT, PATIENCE, hold::Points, victim::Attempt, wait_for};
 
 use crate::prepare::{
     ADDRESS, FEW, are_gone, change, contents, kept_on, noise, prepared, volume, with_files,
@@ -14,11 +14,9 @@ const FILL: u64 = 64 << 20;
 
 /// Aborts a move of the service at a point, from outside.
 fn abort_at(bed: &Bed, points: &Points, point: &str) {
-    points.hold(point);
-    let mut child = bed.command("a", &["migrate", "redis", "--to", "b"]).spawn().unwrap();
-    points.reached(point);
+    let attempt = Attempt::held(points, point, || Attempt::begin(bed, "redis", "a", "b", &[]));
     bed.done("a", &["cancel", "redis"]);
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{point}");
+    assert!(attempt.aborted().contains("it was cancelled"), "{point}");
     points.let_go(point);
 }
 
@@ -36,8 +34,11 @@ fn a_move_that_is_aborted_leaves_what_came_for_the_next_one() {
     for (nth, point) in PLACES.into_iter().enumerate() {
         abort_at(&bed, &points, point);
         data.check_fill(FILL).unwrap();
-        let listed: serde_json::Value = bed.json("b", &["volume", "ls"]);
-        assert_eq!(listed.as_array().map(Vec::len), Some(0), "{point}: {listed}");
+        // Its source waits for no word of the destination.
+        wait_for(&format!("no volume on b after {point}"), || {
+            let listed: serde_json::Value = bed.json("b", &["volume", "ls"]);
+            listed.as_array().unwrap().is_empty().then_some(())
+        });
         fs::write(volume(&bed, "a").join("between"), format!("{nth}")).unwrap();
     }
     // What a preparation brings is not lost with the next attempt, either.

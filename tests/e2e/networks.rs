@@ -115,6 +115,9 @@ fn a_service_on_two_networks_moves_with_both_and_others_stay_apart() {
     }
     bed.done("a", &["rm", "--force", "both"]);
     bed.done("b", &["rm", "--force", "infront", "behind"]);
+    wait_for("b to hear that both is gone", || {
+        (bed.godwit("b", &["inspect", "both"]).code != 0).then_some(())
+    });
     assert_eq!(bed.done("b", &["network", "rm", "back"]), "back\n");
     assert_networks(&bed, 1);
     // Nodes hear of it in several ways at once. Whoever said it, it holds on all of them when the command ends.

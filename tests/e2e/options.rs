@@ -16,6 +16,9 @@ const LINK: &str = "50mbit,1ms";
 /// Less than its memory takes on that link, and more than nothing.
 const MAX_FROZEN_MS: &str = "600";
 
+/// What moves the writer, which is to be kept.
+const KEPT: [&str; 7] = ["--json", "migrate", NAME, "--to", "b", "--max-frozen-ms", MAX_FROZEN_MS];
+
 /// The numbers in a sentence.
 fn numbers(sentence: &str) -> Vec<u64> {
     sentence.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
@@ -36,8 +39,9 @@ fn runs_at(writer: &Writer, node: &str) {
 #[test]
 fn what_would_be_frozen_for_too_long_is_kept_before_any_freeze_with_figures_and_advice() {
     let mut writer = Writer::up("max-frozen", LINK, &[]);
-    let (said, report) =
-        writer.begin("a", "b", &["--mode", "precopy", "--max-frozen-ms", MAX_FROZEN_MS]).report("aborted", 1);
+    let said = writer.bed.godwit("a", &[&KEPT[..], &["--mode", "precopy"]].concat());
+    let report = said.report();
+    assert_eq!((said.code, report.outcome.as_str()), (1, "aborted"), "{said:?}");
     let reason = report.reason;
     assert!(said.stderr.contains(&reason), "{said:?}");
     let words = ["rounds", "it would still be frozen for", "more than the 600 ms allowed", "can be sent"];
@@ -52,8 +56,7 @@ fn what_would_be_frozen_for_too_long_is_kept_before_any_freeze_with_figures_and_
     runs_at(&writer, "a");
     writer.check("after it was aborted");
     // What the sentence advises helps.
-    let (_, report) =
-        writer.begin("a", "b", &["--mode", "precopy", "--max-frozen-ms", "60000"]).report("moved", 0);
+    let report = writer.bed.migrate_so(NAME, "a", "b", &["--mode", "precopy", "--max-frozen-ms", "60000"]);
     assert_eq!((report.mode.as_str(), report.reason.as_str()), ("precopy", ""));
     runs_at(&writer, "b");
     writer.check("after the move");
@@ -79,7 +82,9 @@ fn slowed(test: &str, flags: &[&str], limit: Option<u64>) {
     assert_eq!(writer.cpu_millis("a"), limit, "after it was cancelled");
     writer.check("after it was cancelled");
 
-    let reason = writer.begin("a", "b", &[&how[..], &["--max-frozen-ms", MAX_FROZEN_MS]].concat()).aborted();
+    let said = writer.bed.godwit("a", &[&KEPT[..], &how].concat());
+    assert_eq!(said.code, 1, "{said:?}");
+    let reason = said.report().reason;
     assert!(
         reason.contains("more than the 600 ms allowed") && reason.contains("--allow postcopy"),
         "{reason}"
@@ -115,7 +120,7 @@ fn rounds_that_do_not_pay_end_in_hybrid_where_pages_may_follow_and_the_report_sa
     let mut writer = Writer::up("to-hybrid", LINK, &[]);
     for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "auto")] {
         let how = ["--mode", mode, "--allow", "postcopy"];
-        let (_, report) = writer.begin(from, to, &how).report("moved", 0);
+        let report = writer.bed.migrate_so(NAME, from, to, &how);
         assert_eq!(report.mode, "hybrid", "{report:?}");
         assert!(report.why.contains("rounds do not pay"), "{report:?}");
         let [writes, sent] = numbers(&report.why)[..] else { panic!("{report:?}") };
@@ -127,7 +132,7 @@ fn rounds_that_do_not_pay_end_in_hybrid_where_pages_may_follow_and_the_report_sa
         runs_at(&writer, to);
     }
     // Who asks for hybrid has chosen: there is nothing to explain.
-    let (_, report) = writer.begin("a", "b", &["--mode", "hybrid"]).report("moved", 0);
+    let report = writer.bed.migrate_so(NAME, "a", "b", &["--mode", "hybrid"]);
     assert_eq!((report.mode.as_str(), report.why.as_str(), report.rounds), ("hybrid", "", 1));
     writer.check("after hybrid");
 }
@@ -136,7 +141,7 @@ fn rounds_that_do_not_pay_end_in_hybrid_where_pages_may_follow_and_the_report_sa
 fn auto_leaves_no_page_behind_unless_that_was_allowed() {
     let mut writer = Writer::up("auto", LINK, &[]);
     for (from, to, more) in [("a", "b", &[][..]), ("b", "a", &["--allow", "throttle", "--max-rounds", "5"])] {
-        let (_, report) = writer.begin(from, to, &[&["--mode", "auto"], more].concat()).report("moved", 0);
+        let report = writer.bed.migrate_so(NAME, from, to, &[&["--mode", "auto"], more].concat());
         assert_eq!(report.mode, "precopy", "{report:?}");
         assert!(
             report.why.contains("rounds do not pay") && report.why.contains("--allow postcopy"),

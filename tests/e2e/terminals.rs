@@ -13,6 +13,7 @@ use godwit_lab::{LabConfig, workload::Workload};
 use godwit_tests::{
     Bed,
     hold::{FOLLOW, Points},
+    victim::Attempt,
     wait_for,
 };
 use rustix::{
@@ -82,10 +83,10 @@ impl User {
         // timeout(1) would keep the command out of the foreground of the terminal.
         leader.args((godwit.get_program() == "timeout").then_some("--foreground")).args(godwit.get_args());
         leader.envs(godwit.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TERM", "vt220");
+        resize(&terminal, 9, 55);
         let godwit = leader.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let user = Self { terminal, godwit, seen };
-        user.resizes(9, 55);
         let (mut screen, seen) =
             (std::fs::File::from(user.terminal.try_clone().unwrap()), Arc::clone(&user.seen));
         thread::spawn(move || {
@@ -99,8 +100,7 @@ impl User {
     }
 
     fn resizes(&self, rows: u16, columns: u16) {
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&self.terminal, size).unwrap();
+        resize(&self.terminal, rows, columns);
     }
 
     fn types(&self, keys: &str) {
@@ -129,6 +129,11 @@ impl User {
         wait_for("the end of the screen", || (Arc::strong_count(&self.seen) == 1).then_some(()));
         (code, self.screen())
     }
+}
+
+fn resize(terminal: impl std::os::fd::AsFd, rows: u16, columns: u16) {
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(terminal, size).unwrap();
 }
 
 fn runs(bed: &Bed, node: &str, command: &str) -> bool {
@@ -236,15 +241,12 @@ fn a_move_that_ends_in_vain_leaves_the_terminal_as_it_was() {
     user.sees("up\r\n");
     user.types("first\rse");
     user.sees("first\r\nse");
-    points.hold(POINT);
-    let migrating = bed.command("a", &["migrate", NAME, "--to", "b"]).stdout(Stdio::null()).spawn();
-    let mut migrating = migrating.unwrap();
-    points.reached(POINT);
+    let migrating = Attempt::held(&points, POINT, || Attempt::begin(&bed, NAME, "a", "b", &[]));
     // In the pause.
     user.types("cond\r");
     bed.done("a", &["cancel", NAME]);
     points.let_go(POINT);
-    assert!(!migrating.wait().unwrap().success());
+    migrating.aborted();
     bed.done("a", &["exec", NAME, "touch", "/go"]);
     user.sees("got first, second.\r\n");
     let (code, screen) = user.ended();
@@ -284,14 +286,11 @@ fn a_user_hears_of_the_end_of_a_service_that_is_killed_while_it_is_frozen() {
     let points = points.unwrap();
     let mut user = User::runs(&bed, &["sleep", "99999"]);
     wait_for("the command", || runs(&bed, "a", " sleep 99999").then_some(()));
-    points.hold(POINT);
-    let migrating = bed.command("a", &["migrate", NAME, "--to", "b"]).stdout(Stdio::null()).spawn();
-    let mut migrating = migrating.unwrap();
-    points.reached(POINT);
+    let migrating = Attempt::held(&points, POINT, || Attempt::begin(&bed, NAME, "a", "b", &[]));
     kill_process(main_of(&bed), Signal::KILL).unwrap();
     bed.done("a", &["cancel", NAME]);
     points.let_go(POINT);
-    assert!(!migrating.wait().unwrap().success());
+    migrating.aborted();
     assert_eq!(user.ended().0, Some(137));
 }
 

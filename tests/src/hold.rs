@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 
 use godwit_lab::LabConfig;
 
-use crate::wait_for;
+use crate::{victim::HELD, wait_for_within};
 
 /// Every point at which a migration can be held, in the order in which it passes them.
 pub const POINTS: [&str; 20] = [
@@ -98,7 +98,9 @@ impl Points {
 
     /// Waits until a migration is held at this point.
     pub fn reached(&self, point: &str) {
-        wait_for(&format!("point {point} of the migration"), || self.has_reached(point).then_some(()));
+        wait_for_within(HELD, &format!("point {point} of the migration"), || {
+            self.has_reached(point).then_some(())
+        });
     }
 
     /// What is held at this point goes on.

@@ -104,7 +104,16 @@ impl Said {
 
 /// Whether a move was aborted for no other reason than a busy machine.
 pub fn is_busy(report: &Report) -> bool {
-    report.outcome == "aborted" && BUSY.iter().any(|busy| report.reason.contains(busy))
+    report.outcome == "aborted" && victim::is_excused(&report.reason)
+}
+
+/// How long a move may be begun again that ends before it comes where a test waits for it.
+pub const AGAIN: Duration = Duration::from_secs(120);
+
+/// Whether a move was refused or aborted for a reason that passes: its machine is busy, or the destination is still putting away
+/// what the move before has left.
+pub fn is_passing(said: &str) -> bool {
+    said.contains("try again in a moment") || victim::is_excused(said)
 }
 
 /// The report of a migration; the fields that tests look at.
@@ -308,9 +317,19 @@ impl Bed {
         command
     }
 
-    /// Runs a command of godwit, whatever comes of it.
+    /// Runs a command of godwit, whatever comes of it. A move that is aborted because a busy machine has let a node be silent
+    /// is tried again.
     pub fn godwit(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
-        Self::said(self.command(node, arguments))
+        let moves = arguments.iter().any(|word| word.as_ref() == "migrate");
+        let mut tries = 1..TRIES;
+        loop {
+            let said = Self::said(self.command(node, arguments));
+            let is_silent = moves && said.code == 1 && said.stderr.contains(BUSY[0]);
+            if !is_silent || tries.next().is_none() {
+                return said;
+            }
+            println!("tried again: {}", said.stderr);
+        }
     }
 
     fn said(mut command: Command) -> Said {
@@ -375,6 +394,8 @@ impl Bed {
             let said = Self::said(self.command_within(self.seconds(MOVE_SECONDS), from, &words));
             if said.code == 1 && is_busy(&said.report()) {
                 println!("the migration of {name} was aborted, and is tried again: {}", said.report().reason);
+                // No event tells when the destination knows that.
+                thread::sleep(Duration::from_secs(1));
                 continue;
             }
             assert_eq!(said.code, 0, "moving {name} from {from} to {to}: {}{}", said.stdout, said.stderr);

@@ -90,6 +90,13 @@ impl Podmans {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
+    /// The same of a call by which a process ends: Podman 4.3 fails where one ends between two of its signals.
+    pub fn ends(&self, bed: &Bed, node: &str, words: &[&str]) {
+        wait_for(&format!("podman {words:?} on {node}"), || {
+            self.call(bed, node, words).status.success().then_some(())
+        });
+    }
+
     /// Where the Podman of a node keeps what it has.
     pub fn storage(&self, node: &str) -> PathBuf {
         self.directory.path().join(node).join("root")

@@ -41,7 +41,7 @@ pub const FILL: u64 = 4 << 20;
 /// Requests a second.
 const RATE: u32 = 250;
 /// How long a migration may take on a busy machine until it is held, or ends.
-const HELD: Duration = Duration::from_secs(120);
+pub(crate) const HELD: Duration = Duration::from_secs(120);
 /// Waits until `node` has been told by `other` that a service is there.
 fn hears_of_a_service(bed: &Bed, node: &str, other: &str) {
     #[derive(Deserialize)]
@@ -579,7 +579,7 @@ impl Attempt {
 
 /// Whether a migration was aborted for no other reason than a busy machine: a machine that runs a dozen labs at once does not
 /// always keep to the time for heartbeats, and the destination of the attempt before may not have noticed that it has ended.
-fn is_excused(reason: &str) -> bool {
+pub(crate) fn is_excused(reason: &str) -> bool {
     BUSY.iter().any(|busy| reason.contains(busy))
         || (reason.contains(" refuses") && reason.contains("earlier migration"))
 }

@@ -22,11 +22,11 @@ use crate::{
 
 const PROGRAM: &str = "godwitd";
 /// How long a daemon may take until it answers.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// The same, for one in a machine that is emulated on a busy host.
 const MACHINE_PATIENCE: Duration = Duration::from_secs(180);
 /// How long a killed daemon may take to end.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+const END_PATIENCE: Duration = Duration::from_secs(60);
 /// First and longest pause between two attempts to reach a daemon that starts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// How long a join token is good for; it is used at once.

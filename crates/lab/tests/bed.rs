@@ -101,8 +101,11 @@ fn run(lab: &Lab, host: &str, command: &str) -> String {
 
 /// Whether frames pass both ways: a port that nobody listens on refuses at once.
 fn reaches(lab: &Lab, from: &str, to: &str) -> bool {
+    reaches_within(lab, from, to, Duration::from_secs(30))
+}
+
+fn reaches_within(lab: &Lab, from: &str, to: &str, patience: Duration) -> bool {
     let target = SocketAddr::from((lab.address(to).unwrap(), 9));
-    let patience = Duration::from_millis(700);
     let tried = lab.inside(from, || TcpStream::connect_timeout(&target, patience)).unwrap();
     tried.unwrap_err().kind() == ErrorKind::ConnectionRefused
 }
@@ -187,7 +190,8 @@ fn a_cut_holds_between_two_hosts_only_until_healed() {
     let lab = &guard.0;
     assert!(reaches(lab, "a", "b"));
     lab.cut("a", "b").unwrap();
-    assert!(!reaches(lab, "a", "b") && !reaches(lab, "b", "a"));
+    let is_cut = |from: &str, to: &str| !reaches_within(lab, from, to, Duration::from_millis(700));
+    assert!(is_cut("a", "b") && is_cut("b", "a"));
     assert!(reaches(lab, "a", "client") && reaches(lab, "client", "b"));
     assert_eq!(Lab::status("bed-cut").unwrap().cuts, [("a".to_owned(), "b".to_owned())]);
     lab.heal("b", "a").unwrap();
@@ -218,7 +222,7 @@ fn processes_cgroups_and_mounts_of_a_lab_go_with_it() {
     let link = format!("/proc/{}/ns/net", service.id());
     let begun = Instant::now();
     while fs::read_link(&link).unwrap() == own {
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(60));
         std::thread::yield_now();
     }
     mount(Some(link.as_str()), &namespace, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
@@ -271,7 +275,7 @@ fn a_lab_whose_link_program_was_killed_can_be_taken_down() {
     kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
     let begun = Instant::now();
     while Lab::status("bed-killed").unwrap().link_program.is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < Duration::from_secs(60));
         std::thread::yield_now();
     }
     let message = guard.0.cut("a", "b").unwrap_err().to_string();
@@ -323,7 +327,7 @@ fn an_up_that_was_killed_half_way_is_taken_down() {
     let mut child = child.unwrap();
     let begun = Instant::now();
     while !Path::new("/run/godwit/labs/bed-half/pids/link").exists() {
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(matches!(Lab::down("bed-half"), Err(LabError::Busy(_))), "its maker is still at it");

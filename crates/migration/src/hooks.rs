@@ -176,15 +176,29 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
+    /// Starts it as soon as no child of another test has a copy of the descriptor by which it was written.
+    async fn started(path: &Path, name: &str, state: &str) -> Result<(), HookError> {
+        loop {
+            match start(path, name, state).await {
+                Err(HookError::Io { source, .. })
+                    if source.kind() == std::io::ErrorKind::ExecutableFileBusy =>
+                {
+                    tokio::task::yield_now().await;
+                }
+                other => return other,
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_hook_gets_the_state_and_a_failing_ones_words_are_told() {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
         script(at, "keeps", &format!("cat > {}/seen", at.display()));
         script(at, "fails", "echo no such interface >&2; exit 3");
-        start(&at.join("keeps"), "keeps", "{\"id\":\"web\"}").await.unwrap();
+        started(&at.join("keeps"), "keeps", "{\"id\":\"web\"}").await.unwrap();
         assert_eq!(std::fs::read_to_string(at.join("seen")).unwrap(), "{\"id\":\"web\"}");
-        let error = start(&at.join("fails"), "fails", "{}").await.unwrap_err().to_string();
+        let error = started(&at.join("fails"), "fails", "{}").await.unwrap_err().to_string();
         assert!(error.contains("\"fails\" failed (exit status: 3): no such interface"), "{error}");
     }
 

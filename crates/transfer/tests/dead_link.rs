@@ -70,5 +70,6 @@ fn a_dead_link_is_noticed_by_the_sender_and_by_the_receiver() {
         }
     }
     assert!(after >= Duration::from_secs(1), "a short outage must not end a connection: {after:?}");
-    assert!(after < Duration::from_secs(8), "{after:?}");
+    // The kernel's own limits are many minutes.
+    assert!(after < Duration::from_secs(60), "{after:?}");
 }

@@ -396,7 +396,9 @@ mod tests {
         fs::write(&program, text).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let registries = Registries::these(["registry.example.org".to_owned()]).unwrap();
-        Registries { program: vec![program], silence: Duration::from_millis(1500), ..registries }
+        // By its shell: a child of another test may still have it open for writing.
+        let program = vec!["/bin/sh".into(), program];
+        Registries { program, silence: Duration::from_secs(8), ..registries }
     }
 
     fn pinned(registries: &Registries) -> Pinned {

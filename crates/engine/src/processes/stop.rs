@@ -33,8 +33,8 @@ pub(crate) const FILE: &str = "stop-signals.json";
 /// Most bytes that such a file may have: a hundred thousand processes.
 const FILE_LIMIT: u64 = 2 << 20;
 
-/// How long a process that was stopped may take to show it, when it has gone on meanwhile.
-const ASK_LIMIT: Duration = Duration::from_millis(100);
+/// How long a process that was stopped may take to show it, when it has gone on meanwhile: it needs a processor for that.
+const ASK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Between two looks; the wait for one thread of another process has no event.
 const ASK_LOOK: Duration = Duration::from_micros(200);

@@ -5,13 +5,16 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Stored, end, running, spawn};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use tempfile::TempDir;
 
 use crate::child::P;
+
+/// How long what the pager does by itself may take on a busy machine.
+const IN_THE_END: Duration = Duration::from_secs(60);
 
 /// How long an event may take. It is reached only when something is broken.
 pub(crate) const PATIENCE: u16 = 20_000;
@@ -115,7 +118,8 @@ impl Pager {
         if setting.is_ok_and(|text| text.contains("[always]") || text.contains("[force]")) {
             return;
         }
-        for _ in 0..1000 {
+        let begun = Instant::now();
+        while begun.elapsed() < IN_THE_END {
             if self.store_bytes() == 0 {
                 return;
             }
@@ -127,7 +131,8 @@ impl Pager {
     /// Waits until the pager process is gone.
     pub(crate) fn wait_for_end(&self) {
         while self.events().next().is_some() {}
-        for _ in 0..2000 {
+        let begun = Instant::now();
+        while begun.elapsed() < IN_THE_END {
             if self.pid().is_none() {
                 return;
             }
