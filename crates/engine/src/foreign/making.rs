@@ -9,12 +9,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use godwit_names::ServiceName;
 
 use super::record::Record;
-use super::{Beside, Found, Keeps, UUID};
+use super::{Beside, END_LOOK, END_SEEN, Found, Keeps, UUID};
 use crate::confinement::Ulimit;
 use crate::container::{ContainerConfig, EngineError, Keeper, Kept, io_error};
 
@@ -211,19 +212,28 @@ impl<K: Keeps + Clone + 'static> Makes for K {
         if found.is_ok() {
             return found;
         }
-        // It says why in its log, which goes with it.
-        match self.look(&config.name, &id).await {
-            Ok(Some(look)) if !look.running => {
-                let words = self.last_words(config, &id).await.unwrap_or_default();
-                Err(self.care().failed(
-                    &config.name,
-                    "keep",
-                    ended(self.care().keeper, look.exit_code, &words),
-                ))
+        let begin = Instant::now();
+        loop {
+            match self.look(&config.name, &id).await {
+                // It says why in its log, which goes with it.
+                Ok(Some(look)) if !look.running => {
+                    let words = self.last_words(config, &id).await.unwrap_or_default();
+                    let why = ended(self.care().keeper, look.exit_code, &words);
+                    return Err(self.care().failed(&config.name, "keep", why));
+                }
+                // Its engine learns a moment later that it has ended.
+                Ok(Some(look)) if has_ended(look.pid) && begin.elapsed() < END_SEEN => {
+                    tokio::time::sleep(END_LOOK).await;
+                }
+                _ => return found,
             }
-            _ => found,
         }
     }
+}
+
+/// Whether a process is gone or ends: it has given its namespaces back then.
+fn has_ended(pid: u32) -> bool {
+    fs::read_link(format!("/proc/{pid}/ns/mnt")).is_err()
 }
 
 /// Refuses a container that has not run with these volumes, each of which as many containers may have.
