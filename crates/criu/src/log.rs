@@ -64,7 +64,7 @@ const HINTS: &[(&str, &str)] = &[
          has to keep its main thread",
     ),
     (
-        "mountinfo",
+        "'s mountinfo",
         "the first process of the service has another root directory than its container, by chroot(2), and CRIU cannot dump that; switch that off in the program, or start it as a child",
     ),
     ("found while seizing", TRACED),

@@ -454,7 +454,7 @@ fn places(root: &Path, volumes: &[(String, String)]) -> io::Result<Vec<String>> 
     volumes.iter().map(|volume| Ok(place(volume)?.to_string_lossy().into_owned())).collect()
 }
 
-/// MountNamespace of a container that its restore brings: its volumes, what its engine binds into it, and cgroups: each hierarchy of
+/// Mounts of a container that its restore brings: its volumes, what its engine binds into it, and cgroups: each hierarchy of
 /// version 1, as runc has it, and that of version 2. `/dev/shm` may be bound, too, but is a tmpfs of the container alone: it
 /// moves as one.
 fn external_mounts(mountinfo: &str, volumes: &[String]) -> Vec<String> {
