@@ -17,13 +17,13 @@ fn demo(lab: &str, program: &str, before: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Once more where a busy machine has let a node be silent.
+/// Tries again where the move was aborted only because the machine is busy.
 fn patiently(run: impl Fn() -> Output) -> Output {
     let mut tries = 1..TRIES;
     loop {
         let output = run();
-        let is_silent = BUSY.iter().any(|busy| String::from_utf8_lossy(&output.stderr).contains(busy));
-        if !is_silent || tries.next().is_none() {
+        let is_busy = BUSY.iter().any(|busy| String::from_utf8_lossy(&output.stderr).contains(busy));
+        if !is_busy || tries.next().is_none() {
             return output;
         }
     }

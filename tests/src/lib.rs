@@ -67,9 +67,11 @@ const MACHINE_SECONDS: u32 = 600;
 pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
 /// How often a move is tried that is aborted for what is said in [`BUSY`].
 pub const TRIES: u32 = 5;
+/// What is said of a node of which nothing was heard in the time for heartbeats.
+const SILENT: &str = "was silent for";
 /// Reasons of aborted moves that overload alone can cause: a daemon that gets no processor for seconds is given up,
 /// and a service that gets none does not accept its clients' connections.
-pub const BUSY: [&str; 3] = ["was silent for", "has closed the connection", "wait for the service to accept"];
+pub const BUSY: [&str; 3] = [SILENT, "has closed the connection", "wait for the service to accept"];
 /// Lines of a daemon's log that a failed test shows.
 const LOG_TAIL: usize = 40;
 
@@ -324,7 +326,7 @@ impl Bed {
         let mut tries = 1..TRIES;
         loop {
             let said = Self::said(self.command(node, arguments));
-            let is_silent = moves && said.code == 1 && said.stderr.contains(BUSY[0]);
+            let is_silent = moves && said.code == 1 && said.stderr.contains(SILENT);
             if !is_silent || tries.next().is_none() {
                 return said;
             }
