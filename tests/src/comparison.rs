@@ -10,7 +10,8 @@
 //! `process_vm_readv`, which at the destination waits for pages that are still to come, and where the
 //! process itself may not read through `/proc/PID/mem`, which does not: of pages of that kind that
 //! stay at the source until after the commit nobody can tell before it. Memory that is shared with others is read as the file it
-//! is (`/proc/PID/map_files`), because its pages need not be in anybody's page table.
+//! is (`/proc/PID/map_files`), because its pages need not be in anybody's page table; where that is not as it was, as private
+//! memory.
 //!
 //! Not compared: the content of the kernel's own mappings (vdso, vvar, vsyscall), which belong to the
 //! node; numbers of devices and inodes, which are new at each node (but two areas that share one file
@@ -278,8 +279,13 @@ impl Process {
                         // What is a hole on one side may be zeros on the other.
                         let zero = Content::Bytes(vec![0; PAGE as usize]);
                         let was = self.content.get(&page).unwrap_or(&zero);
-                        let is = content.get(&page).unwrap_or(&zero);
-                        tell(area, page, was, is, &mut found);
+                        let is = match content.remove(&page) {
+                            // The file may have room for it, and no content yet: the process waits for that.
+                            Some(is) if is != *was && area.flags.contains("rd") => memory.page(page)?,
+                            None if *was != zero && area.flags.contains("rd") => memory.page(page)?,
+                            is => is.unwrap_or_else(|| Content::Bytes(vec![0; PAGE as usize])),
+                        };
+                        tell(area, page, was, &is, &mut found);
                     }
                 }
                 Backing::Anonymous | Backing::PrivateFile(..) => {

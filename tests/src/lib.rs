@@ -166,6 +166,9 @@ pub struct Report {
     /// And while it was frozen; 0.2.0 does not tell.
     #[serde(default)]
     pub shared_dump_bytes: u64,
+    /// And what of it followed after the commit; 0.2.0 does not tell.
+    #[serde(default)]
+    pub shared_left_bytes: u64,
     /// Blobs of layers that the destination had from their registry; 0.2.0 does not tell.
     #[serde(default)]
     pub layers_from_registry_bytes: u64,
@@ -189,6 +192,12 @@ impl Report {
     /// Whether this machine tells what is written to shared memory, as long as no process begins or ends.
     pub fn knows_shared_writes(&self) -> bool {
         self.tracker == "uffd" && Path::new("/sys/kernel/tracing/events/task").exists()
+    }
+
+    /// Whether this machine can have shared memory follow after the commit (from Linux 5.19 on, here).
+    pub fn fills_shared() -> bool {
+        let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        huge.is_ok_and(|setting| setting.contains("[never]") || setting.contains("[deny]"))
     }
 
     /// Whether CRIU was told the mappings of the processes, where this machine tells their flags.

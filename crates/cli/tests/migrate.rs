@@ -71,6 +71,7 @@ async fn a_migration_in_json_is_its_steps_and_then_one_report() {
         "page_bytes",
         "shared_bytes",
         "shared_dump_bytes",
+        "shared_left_bytes",
         "retained_file_bytes",
         "files_stay",
         "memory_bytes",

@@ -329,6 +329,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         memory_bytes: report.memory_bytes,
         shared_bytes: report.shared_bytes,
         shared_dump_bytes: report.shared_dump_bytes,
+        shared_left_bytes: report.shared_left_bytes,
         retained_bytes: report.retained_bytes,
         not_retained_bytes: report.not_retained_bytes,
         layers_from_registry_bytes: report.layers_from_registry_bytes,

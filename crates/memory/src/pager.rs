@@ -34,6 +34,7 @@ mod index;
 mod layout;
 mod protocol;
 mod restorer;
+mod segment;
 mod server;
 mod spawn;
 mod state;
@@ -48,6 +49,7 @@ pub use client::{Client, Event, Events};
 pub use error::PagerError;
 pub use guard::Guard;
 pub use protocol::{Extent, Restored, State, Stored, VERSIONS};
+pub use segment::fills_shared;
 pub use server::Server;
 pub use spawn::{end, running, spawn};
 

@@ -51,6 +51,9 @@ use crate::{PAGE_SIZE, Range, Space};
 /// The spaces of segments begin here, above all PIDs: their addresses are offsets in the segment.
 pub const FIRST_SPACE: Space = 1 << 31;
 
+/// The spaces of segments that are named by their inode begin here.
+const FIRST_BY_INODE: Space = FIRST_SPACE | 1 << 30;
+
 /// The largest segment that is followed or held, bytes.
 pub const LARGEST: u64 = 1 << 40;
 
@@ -143,6 +146,27 @@ impl Kind {
             Self::Anonymous | Self::Memfd { .. } | Self::SystemV { .. } | Self::Copied { .. } => None,
         }
     }
+}
+
+/// The space of shared anonymous memory with this inode, where it has one: whoever looks for it finds it by that alone.
+#[must_use]
+pub fn space_by_inode(inode: u64) -> Option<Space> {
+    Space::try_from(inode).ok().filter(|inode| *inode < 1 << 30).map(|inode| FIRST_BY_INODE | inode)
+}
+
+/// Whether one of these processes can read or write shared anonymous memory by another way than mapping it.
+///
+/// # Errors
+/// A process that lives cannot be examined.
+pub fn can_be_opened(pids: &[i32]) -> Result<bool, ProcessError> {
+    for &pid in pids {
+        match Process::open(pid).and_then(|process| process.status()) {
+            Ok(status) if status.opens_mapped() => return Ok(true),
+            Ok(_) | Err(ProcessError::Gone { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }
 
 /// All segments that these processes map or have open. Those that only CRIU can move are left out: memory of huge TLB pages,

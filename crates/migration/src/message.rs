@@ -327,6 +327,7 @@ mod tests {
                 missing_layers: vec!["sha256:00".into()],
                 tells_files: true,
                 parts_of_mounts: true,
+                fills_shared: true,
                 userfaultfd: true,
                 retained: false,
                 tcp_inline: true,

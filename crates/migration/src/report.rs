@@ -105,6 +105,9 @@ pub struct Report {
     /// Pages of shared memory that changed after that and crossed while frozen. What CRIU dumped is not among them.
     #[serde(default)]
     pub shared_dump_bytes: u64,
+    /// Pages of shared memory that were here only when the service was frozen, and followed it.
+    #[serde(default)]
+    pub shared_left_bytes: u64,
     /// Pages that the destination has retained, where the move was only prepared.
     #[serde(default)]
     pub retained_bytes: u64,
@@ -177,6 +180,7 @@ impl Report {
             page_bytes: 0,
             shared_bytes: 0,
             shared_dump_bytes: 0,
+            shared_left_bytes: 0,
             retained_bytes: 0,
             not_retained_bytes: 0,
             layers_from_registry_bytes: 0,

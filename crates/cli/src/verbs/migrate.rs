@@ -216,6 +216,9 @@ fn table(report: &MigrationReport) -> Table {
         row("  shared memory before the freeze", output::bytes(report.shared_bytes));
         row("  shared memory while frozen", output::bytes(report.shared_dump_bytes));
     }
+    if report.shared_left_bytes > 0 {
+        row("  shared memory that followed", output::bytes(report.shared_left_bytes));
+    }
     row("memory of the service", output::bytes(report.memory_bytes));
     table
 }

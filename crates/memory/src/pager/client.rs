@@ -30,7 +30,7 @@ use prost::Message;
 use super::PagerError;
 use super::protocol::{
     Answer, Extent, ExtentList, Listen, MAX_ENTRIES, MAX_PACKET, Nothing, Request, Restored, RestoredList,
-    State, Stored, StoredList, ToClient, ToPager,
+    Share, State, Stored, StoredList, ToClient, ToPager,
 };
 use crate::{PAGE_SIZE, Space};
 use socket::{greet, has_room, receive, send_packet};
@@ -198,6 +198,17 @@ impl Client {
     /// Before a process comes. Not answered.
     pub fn wiped_on_fork(&self, entries: &[Extent]) -> Result<(), PagerError> {
         self.each(entries, Request::WipedOnFork)
+    }
+
+    /// The processes map this shared memory, which can be opened at `path` and has `size` bytes. What is
+    /// [pending](Self::pending) of this space are its pages, by their offset, and must have placeholders by then: pages that
+    /// are allocated. Before the restore.
+    ///
+    /// # Errors
+    /// [`PagerError::Refused`] says why it cannot be filled here.
+    pub fn share(&self, space: Space, path: &Path, size: u64) -> Result<(), PagerError> {
+        let path = path.as_os_str().as_bytes().to_vec();
+        self.ask_simply(Request::Share(Share { space, path, size }))
     }
 
     /// Checks that the restored processes, which do not run yet, have no page where they are to get one from here. These

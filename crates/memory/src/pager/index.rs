@@ -64,6 +64,9 @@ pub(crate) enum IndexError {
     /// A slot that is past the end, or was used before.
     #[error("slots {slot} to {slot} + {pages} are not free; every slot is used once")]
     Slot { slot: u64, pages: u64 },
+    /// Of shared memory, what cannot be told of it, or cannot be told any more.
+    #[error("space {space} is shared memory, of which that cannot be said")]
+    Shared { space: Space },
     /// The bound on memory.
     #[error(
         "the page store would hold {wanted} pages, but {allowed} are allowed; \
@@ -250,6 +253,11 @@ impl Index {
             }
         }
         known
+    }
+
+    /// Whether something is known of this space.
+    pub(crate) fn has(&self, space: Space) -> bool {
+        self.spaces.contains_key(&space)
     }
 
     /// The spaces of which something is known.

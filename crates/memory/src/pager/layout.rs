@@ -33,7 +33,7 @@ pub(crate) fn clip(range: &Range, bounds: &Range) -> Range {
     range.start.max(bounds.start)..range.end.min(bounds.end)
 }
 
-fn shift(range: &Range, by: u64) -> Range {
+pub(crate) fn shift(range: &Range, by: u64) -> Range {
     range.start.wrapping_add(by)..range.end.wrapping_add(by)
 }
 

@@ -119,7 +119,7 @@ pub(crate) struct ToPager {
     #[prost(uint64, tag = "1")]
     pub number: u64,
     // 5 and 12 are taken: pagers that live have other requests there.
-    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16")]
+    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17")]
     pub request: Option<Request>,
 }
 
@@ -151,6 +151,8 @@ pub(crate) enum Request {
     Verify(RestoredList),
     #[prost(message, tag = "16")]
     WipedOnFork(ExtentList),
+    #[prost(message, tag = "17")]
+    Share(Share),
 }
 
 /// A packet to the client: an answer, or an event under the number 0.
@@ -215,6 +217,20 @@ pub(crate) struct Listen {
     /// CRIU's work directory.
     #[prost(bytes = "vec", tag = "1")]
     pub directory: Vec<u8>,
+}
+
+/// Shared memory of which pages come after the restore.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Share {
+    /// Its pages are those of this space, by their offset.
+    #[prost(uint32, tag = "1")]
+    pub space: Space,
+    /// Where it can be opened.
+    #[prost(bytes = "vec", tag = "2")]
+    pub path: Vec<u8>,
+    /// Its bytes.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

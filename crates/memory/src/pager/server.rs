@@ -288,6 +288,10 @@ impl Server {
                 let verified = self.with_state(|state| state.verify(&list.entries, !list.more));
                 vec![verified.map_or_else(Answer::Refused, |()| Answer::Taken(Nothing {}))]
             }
+            Request::Share(share) => {
+                let shared = self.with_state(|state| state.share(&share));
+                vec![shared.map_or_else(Answer::Refused, |()| Answer::Taken(Nothing {}))]
+            }
             Request::Listen(listen) => vec![self.listen(listen.directory)],
             Request::Push(_) => {
                 self.with_state(State::start_push);

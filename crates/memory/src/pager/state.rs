@@ -10,14 +10,16 @@
 //!                                                     lacked by no layout: slot freed
 //! ```
 //!
-//! `install.rs` puts pages into processes, and `presence.rs` judges what a process has where it should lack a page. What
-//! the client asks for, what the restorer and the kernel say, and the bookkeeping are here.
+//! `install.rs` puts pages into processes, `shared.rs` into memory that they share, and `presence.rs` judges what a process
+//! has where it should lack a page. What the client asks for, what the restorer and the kernel say, and the bookkeeping are
+//! here.
 //!
 //! Until the restore is finished no slot is freed by an installation, so that a restore that failed
 //! can be tried again.
 
 mod install;
 mod presence;
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -26,9 +28,11 @@ use std::sync::Arc;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use rangemap::RangeSet;
 
+use self::shared::View;
 use super::index::{Index, IndexError};
 use super::layout::Layout;
 use super::protocol::{Answer, Extent, Nothing, State as Summary, Stored};
+use super::segment::Segment;
 use super::store::Store;
 use super::tables::Tables;
 use super::uffd::{Event, Uffd};
@@ -66,6 +70,7 @@ struct Live {
     space: Space,
     uffd: Uffd,
     layout: Layout,
+    view: View,
     /// Its page tables, of one that CRIU has restored and that has been looked at since.
     tables: Option<Tables>,
     /// Whether a process that runs has forked it.
@@ -89,17 +94,23 @@ pub(crate) struct State {
     in_images: BTreeMap<Space, RangeSet<u64>>,
     /// Areas that children have empty.
     wiped: BTreeMap<Space, RangeSet<u64>>,
+    /// Shared memory, until nothing of it is to come.
+    segments: BTreeMap<Space, Segment>,
+    /// Faults that wait for that.
+    unplaced: BTreeSet<(LiveId, u64)>,
     /// Pages that a process did not lack any more before the restore was finished.
     postponed: Vec<(Space, Range)>,
     /// Pages asked for by a fault, with who waits for them where.
     waiting: BTreeMap<(Space, u64), Vec<(LiveId, u64)>>,
-    /// Faults that the kernel did not let us answer yet.
-    retry: BTreeSet<(LiveId, u64)>,
+    /// Faults that the kernel did not let us answer yet, and whether they were minor ones.
+    retry: BTreeSet<(LiveId, u64, bool)>,
     /// What the client is to hear.
     pub(crate) events: VecDeque<Answer>,
     installed: u64,
     faults: u64,
     restore_finished: bool,
+    /// All restored processes have been looked at.
+    is_verified: bool,
     push: bool,
     done: bool,
     failed: Option<String>,
@@ -121,6 +132,8 @@ impl State {
             prepared: BTreeMap::new(),
             in_images: BTreeMap::new(),
             wiped: BTreeMap::new(),
+            segments: BTreeMap::new(),
+            unplaced: BTreeSet::new(),
             postponed: Vec::new(),
             waiting: BTreeMap::new(),
             retry: BTreeSet::new(),
@@ -128,6 +141,7 @@ impl State {
             installed: 0,
             faults: 0,
             restore_finished: false,
+            is_verified: false,
             push: false,
             done: false,
             failed: None,
@@ -176,7 +190,10 @@ impl State {
     pub(crate) fn put(&mut self, entry: &Stored) -> Result<(), IndexError> {
         let before: Vec<_> = self.known(entry.space, entry.addr, entry.pages);
         let range = self.index.put(entry)?;
-        self.learned(entry.space, &range, &before);
+        match self.is_shared(entry.space) {
+            true => self.keep_pending(entry.space, &range, &before),
+            false => self.learned(entry.space, &range, &before),
+        }
         // Who waits is served before anything else happens.
         let asked: Vec<_> = self
             .waiting
@@ -184,10 +201,12 @@ impl State {
             .map(|(&(_, addr), _)| addr)
             .collect();
         for addr in asked {
+            let is_shared = self.is_shared(entry.space);
             for (id, destination) in self.waiting.remove(&(entry.space, addr)).unwrap_or_default() {
-                self.serve(id, destination);
+                self.serve(id, destination, is_shared);
             }
         }
+        self.check_shared();
         self.check_done();
         Ok(())
     }
@@ -195,13 +214,24 @@ impl State {
     pub(crate) fn set_pending(&mut self, extent: &Extent) -> Result<(), IndexError> {
         let range = extent.range()?;
         let before = self.known(extent.space, extent.addr, extent.pages);
+        let shared = self.segments.get(&extent.space);
+        if shared.is_some_and(|segment| self.restore_finished || range.end > segment.size()) {
+            return Err(IndexError::Shared { space: extent.space });
+        }
+        let is_shared = shared.is_some();
         self.index.set_pending(extent.space, &range)?;
-        self.learned(extent.space, &range, &before);
+        if !is_shared {
+            self.learned(extent.space, &range, &before);
+        }
         Ok(())
     }
 
     pub(crate) fn zero(&mut self, extent: &Extent) -> Result<(), IndexError> {
         let range = extent.range()?;
+        if self.is_shared(extent.space) {
+            // What it has there is not known to be zero.
+            return Err(IndexError::Shared { space: extent.space });
+        }
         self.forget_range(extent.space, &range);
         Ok(())
     }
@@ -233,7 +263,8 @@ impl State {
             layout.is_wiped(wiped.clone());
         }
         self.registered.insert(space);
-        self.add_live(Live { space, uffd, layout, tables: None, is_forked: false })
+        let view = View::default();
+        self.add_live(Live { space, uffd, layout, view, tables: None, is_forked: false })
     }
 
     /// A process that is a zombie: it has no memory.
@@ -249,15 +280,17 @@ impl State {
             self.release(space, &range);
         }
         for space in self.index.spaces() {
-            if !self.lives.values().any(|live| live.space == space) {
+            if !self.is_shared(space) && !self.lives.values().any(|live| live.space == space) {
                 self.release(space, &EVERYTHING);
             }
         }
         self.prepared.clear();
-        let empty: Vec<_> =
-            self.lives.iter().filter(|(_, live)| live.layout.is_empty()).map(|(id, _)| *id).collect();
-        for id in empty {
-            self.drop_live(id);
+        if !self.lacks_shared() {
+            self.segments.clear();
+        }
+        let all: Vec<_> = self.lives.keys().copied().collect();
+        for id in all {
+            self.close_if_empty(id);
         }
         self.check_done();
     }
@@ -273,7 +306,8 @@ impl State {
         self.waiting.clear();
         self.retry.clear();
         self.postponed.clear();
-        self.prepared = self.index.spaces().into_iter().map(|space| (space, self.layout(space))).collect();
+        let spaces = self.index.spaces().into_iter().filter(|space| !self.is_shared(*space));
+        self.prepared = spaces.map(|space| (space, self.layout(space))).collect();
         self.restore_failed = Some(reason.clone());
         self.events.push_back(Answer::RestoreFailed(reason));
     }
@@ -306,17 +340,23 @@ impl State {
         let mut faults = Vec::new();
         for event in events {
             match event {
-                Event::Fault(destination) => faults.push(destination),
+                Event::Fault { address, minor } => faults.push((address, minor)),
                 Event::Fork(child) => self.forked(id, child),
                 Event::Remap { from, to, len } => self.remapped(id, &(from..from + len), to),
                 Event::Remove(range) => self.emptied(id, &range, Layout::remove),
-                Event::Unmap(range) => self.emptied(id, &range, Layout::unmap),
+                Event::Unmap(range) => {
+                    if let Some(live) = self.lives.get_mut(&id) {
+                        live.view.unmap(&range);
+                    }
+                    self.emptied(id, &range, Layout::unmap);
+                }
             }
         }
-        for destination in faults {
-            self.serve(id, destination);
+        for (destination, is_minor) in faults {
+            self.serve(id, destination, is_minor);
         }
         self.close_if_empty(id);
+        self.check_shared();
     }
 
     /// Faults that were answered so far.
@@ -352,8 +392,14 @@ impl State {
 
     fn forked(&mut self, parent: LiveId, uffd: Uffd) {
         let Some(live) = self.lives.get(&parent) else { return };
-        let child =
-            Live { space: live.space, uffd, layout: live.layout.of_child(), tables: None, is_forked: true };
+        let child = Live {
+            space: live.space,
+            uffd,
+            layout: live.layout.of_child(),
+            view: live.view.clone(),
+            tables: None,
+            is_forked: true,
+        };
         let space = child.space;
         let id = self.next_live;
         match self.add_live(child) {
@@ -365,6 +411,7 @@ impl State {
 
     fn remapped(&mut self, id: LiveId, from: &Range, to: u64) {
         let Some(live) = self.lives.get_mut(&id) else { return };
+        live.view.remap(from, to);
         let (moved, lost) = live.layout.remap(from, to);
         self.stop_waiting(id, from, &moved);
         self.stop_waiting(id, &(to..to + (from.end - from.start)), &lost);
@@ -503,7 +550,11 @@ impl State {
     }
 
     fn close_if_empty(&mut self, id: LiveId) {
-        if self.restore_finished && self.lives.get(&id).is_some_and(|live| live.layout.is_empty()) {
+        let is_idle = |live: &Live| {
+            let may_lack_shared = !self.segments.is_empty() && (!self.is_verified || live.view.is_known);
+            live.layout.is_empty() && !may_lack_shared
+        };
+        if self.restore_finished && self.lives.get(&id).is_some_and(is_idle) {
             self.drop_live(id);
         }
     }
@@ -512,7 +563,8 @@ impl State {
     fn drop_live(&mut self, id: LiveId) {
         let Some(live) = self.lives.remove(&id) else { return };
         let _ = self.epoll.delete(&live.uffd);
-        self.retry.retain(|(waiter, _)| *waiter != id);
+        self.retry.retain(|(waiter, ..)| *waiter != id);
+        self.unplaced.retain(|(waiter, _)| *waiter != id);
         let origins: Vec<_> = live.layout.origins().collect();
         for origin in &origins {
             self.release(live.space, origin);

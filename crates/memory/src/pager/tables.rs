@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 
+use crate::process::nameless::{Mapping, mappings};
 use crate::process::{AreaKind, Process, ProcessError};
 use crate::tracker::{Protect, Scanner};
 use crate::{PAGE_SIZE, Range, Space};
@@ -82,6 +83,11 @@ impl Tables {
     pub(crate) fn has_private_area(&self, address: u64) -> Result<bool, ProcessError> {
         let areas = self.process.areas()?;
         Ok(areas.iter().any(|area| area.kind == AreaKind::Private && area.range.contains(&address)))
+    }
+
+    /// Its mappings of shared memory without a name.
+    pub(crate) fn shared(&self) -> Result<Vec<Mapping>, ProcessError> {
+        Ok(mappings(&self.process.text("maps")?))
     }
 
     /// Whether another process of its PID namespace has a guard page at this address.

@@ -38,10 +38,54 @@ mod raw {
         pub(super) zeropage: i64,
     }
 
+    #[repr(C)]
+    #[derive(Debug)]
+    pub(super) struct Continue {
+        pub(super) range: Range,
+        pub(super) mode: u64,
+        pub(super) mapped: i64,
+    }
+
+    #[repr(C)]
+    #[derive(Debug)]
+    pub(super) struct Register {
+        pub(super) range: Range,
+        pub(super) mode: u64,
+        pub(super) ioctls: u64,
+    }
+
+    #[repr(C)]
+    #[derive(Debug)]
+    pub(super) struct Api {
+        pub(super) api: u64,
+        pub(super) features: u64,
+        pub(super) ioctls: u64,
+    }
+
     // _IOR, although the kernel only reads the range.
     nix::ioctl_read!(wake, 0xAA, 0x02, Range);
     nix::ioctl_readwrite!(copy, 0xAA, 0x03, Copy);
     nix::ioctl_readwrite!(zeropage, 0xAA, 0x04, Zeropage);
+    nix::ioctl_readwrite!(go_on, 0xAA, 0x07, Continue);
+    nix::ioctl_readwrite!(register, 0xAA, 0x00, Register);
+    nix::ioctl_readwrite!(api, 0xAA, 0x3F, Api);
+
+    /// UFFD_API.
+    pub(super) const API: u64 = 0xAA;
+
+    /// UFFDIO_REGISTER_MODE_MISSING, _WP, _MINOR.
+    pub(super) const MISSING: u64 = 1;
+    pub(super) const WP: u64 = 2;
+    pub(super) const MINOR: u64 = 4;
+
+    /// UFFD_FEATURE_MISSING_SHMEM, _SIGBUS, _MINOR_SHMEM, _WP_HUGETLBFS_SHMEM.
+    pub(super) const MISSING_SHMEM: u64 = 1 << 5;
+    pub(super) const SIGBUS: u64 = 1 << 7;
+    pub(super) const MINOR_SHMEM: u64 = 1 << 10;
+    pub(super) const WP_SHMEM: u64 = 1 << 12;
+
+    /// UFFD_PAGEFAULT_FLAG_MINOR.
+    pub(super) const FAULT_MINOR: u64 = 4;
 }
 
 /// Bytes of a `struct uffd_msg`.
@@ -53,8 +97,8 @@ const MESSAGES: usize = 32;
 /// What a process has met or done.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A thread waits for the page at this address.
-    Fault(u64),
+    /// A thread waits for the page at this address; `minor` says that the shared memory there has one, which is not mapped.
+    Fault { address: u64, minor: bool },
     /// It forked; the descriptor is the child's.
     Fork(Uffd),
     /// Pages moved.
@@ -84,6 +128,9 @@ pub(crate) enum Outcome {
     Strange(Errno),
 }
 
+/// Of UFFDIO_CONTINUE: the shared memory has no page there.
+pub(crate) const HOLE: Outcome = Outcome::Strange(Errno::EFAULT);
+
 /// A userfaultfd, non-blocking.
 #[derive(Debug)]
 pub(crate) struct Uffd(OwnedFd);
@@ -93,6 +140,20 @@ impl Uffd {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
         fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+        Ok(Self(fd))
+    }
+
+    /// One of this process, which has the features that it takes to fill shared memory.
+    pub(crate) fn own() -> io::Result<Self> {
+        // SAFETY: makes a descriptor.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        let fd = Errno::result(RawFd::try_from(fd).unwrap_or(-1))?;
+        // SAFETY: just made, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let features = raw::MISSING_SHMEM | raw::SIGBUS | raw::MINOR_SHMEM | raw::WP_SHMEM;
+        let mut request = raw::Api { api: raw::API, features, ioctls: 0 };
+        // SAFETY: the structure is the one the ioctl takes.
+        unsafe { raw::api(fd.as_raw_fd(), &raw mut request) }?;
         Ok(Self(fd))
     }
 
@@ -142,8 +203,43 @@ impl Uffd {
         outcome(result, request.zeropage, PAGE_SIZE)
     }
 
+    /// UFFDIO_CONTINUE: maps the pages that the shared memory has there; [`HOLE`] where it has none.
+    pub(crate) fn go_on(&self, dst: u64, len: u64) -> Outcome {
+        let mut request = raw::Continue { range: raw::Range { start: dst, len }, mode: 0, mapped: 0 };
+        // SAFETY: the structure is the one the ioctl takes; the kernel writes only into the other
+        // process's page tables.
+        let result = unsafe { raw::go_on(self.0.as_raw_fd(), &raw mut request) };
+        outcome(result, request.mapped, len)
+    }
+
+    /// UFFDIO_REGISTER of shared memory of the process: says when it touches a page that is not mapped, whether the memory
+    /// has it or not.
+    ///
+    /// Nothing is protected, but the kernel must be told that something may be: otherwise MADV_COLLAPSE maps
+    /// pages of which it has not said anything.
+    pub(crate) fn register_shared(&self, range: &crate::Range) -> io::Result<()> {
+        self.register(range, raw::MISSING | raw::MINOR | raw::WP)
+    }
+
+    /// UFFDIO_REGISTER of a mapping of this process, of one that is its [own](Self::own): the kernel does not make pages
+    /// that the shared memory does not have, and fails a system call that needs one with EFAULT.
+    pub(crate) fn register_own(&self, range: &crate::Range) -> io::Result<()> {
+        self.register(range, raw::MISSING)
+    }
+
+    fn register(&self, range: &crate::Range, mode: u64) -> io::Result<()> {
+        let range = raw::Range { start: range.start, len: range.end - range.start };
+        let mut request = raw::Register { range, mode, ioctls: 0 };
+        // SAFETY: the structure is the one the ioctl takes.
+        unsafe { raw::register(self.0.as_raw_fd(), &raw mut request) }?;
+        Ok(())
+    }
+
     /// UFFDIO_WAKE: threads that wait in the range try again.
     pub(crate) fn wake(&self, range: &crate::Range) {
+        if range.is_empty() {
+            return;
+        }
         let mut request = raw::Range { start: range.start, len: range.end - range.start };
         // SAFETY: the structure is the one the ioctl takes.
         let result = unsafe { raw::wake(self.0.as_raw_fd(), &raw mut request) };
@@ -184,7 +280,10 @@ fn word(message: &[u8], index: usize) -> u64 {
 /// `struct uffd_msg`: a byte that says which, then from byte 8 on what.
 fn event(message: &[u8]) -> io::Result<Event> {
     Ok(match message[0] {
-        0x12 => Event::Fault(word(message, 2) & !(PAGE_SIZE - 1)),
+        0x12 => Event::Fault {
+            address: word(message, 2) & !(PAGE_SIZE - 1),
+            minor: word(message, 1) & raw::FAULT_MINOR != 0,
+        },
         0x13 => {
             let number = [message[8], message[9], message[10], message[11]];
             // SAFETY: the kernel made this descriptor for the reader of the message.

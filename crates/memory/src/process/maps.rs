@@ -52,6 +52,14 @@ pub(crate) struct Status {
     pub(crate) capabilities: u64,
 }
 
+impl Status {
+    /// Whether it can open what others have mapped, in `/proc/PID/map_files`: it has, or can get, `CAP_SYS_ADMIN` or
+    /// `CAP_CHECKPOINT_RESTORE`.
+    pub(crate) fn opens_mapped(&self) -> bool {
+        self.capabilities & (1 << 21 | 1 << 40) != 0
+    }
+}
+
 pub(crate) fn parse_status(text: &str) -> Status {
     let field =
         |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap_or("");

@@ -199,6 +199,16 @@ impl Replica {
         self.set_modified()
     }
 
+    /// Makes these pages, where there are none, with no content.
+    ///
+    /// # Errors
+    /// They are not within it, or there is no memory.
+    pub fn allocate(&self, range: &Range) -> io::Result<()> {
+        let Range { start, end } = self.within(range)?;
+        let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
+        Ok(fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, number(start)?, number(end - start)?)?)
+    }
+
     /// These pages read as zero from now on, and take no memory.
     ///
     /// # Errors

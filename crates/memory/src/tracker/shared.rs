@@ -32,9 +32,6 @@ const MOST_COUNTERS: usize = 1024;
 /// so that they take an eighth of the memory at most.
 const MOST_HOLDERS: usize = 64;
 
-/// `CAP_SYS_ADMIN` and `CAP_CHECKPOINT_RESTORE`: whoever has one of them can open what others have mapped.
-const OPENS_MAPPED: u64 = 1 << 21 | 1 << 40;
-
 /// The memory that is watched, by inode.
 #[derive(Debug, Default)]
 pub(super) struct History {
@@ -221,7 +218,7 @@ impl History {
     /// Whether each process that has the memory is known, and none can get at it that is not.
     fn is_complete(&self, pids: &[i32]) -> bool {
         let is_plain = |pid: i32| match Process::open(pid).and_then(|process| process.status()) {
-            Ok(status) => self.knows(pid) && status.capabilities & OPENS_MAPPED == 0,
+            Ok(status) => self.knows(pid) && !status.opens_mapped(),
             Err(error) => matches!(error, ProcessError::Gone { .. }),
         };
         pids.iter().all(|pid| is_plain(*pid))

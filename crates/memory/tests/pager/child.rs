@@ -33,6 +33,14 @@ pub(crate) enum Op {
     Close,
     /// Maps (a, pages b), not registered.
     Map,
+    /// Maps shared memory at (a, pages b) from its beginning; c is its place, by [`place`].
+    MapShared,
+    /// Gives the pages of (a, pages b) back, of the shared memory that is there.
+    Remove,
+    /// Asks for one huge page in place of (a, pages b); answers whether there is one.
+    Collapse,
+    /// Makes a second mapping, at c, of the shared memory that is at (a, pages b).
+    Duplicate,
     /// Answers the tags of (a, pages b).
     Read,
     /// Answers the tags of pages of (a, pages b) in the order that the seed c gives.
@@ -65,12 +73,16 @@ pub(crate) enum Op {
     Exit,
 }
 
-const OPS: [Op; 21] = [
+const OPS: [Op; 25] = [
     Op::Uffd,
     Op::Register,
     Op::Watch,
     Op::Close,
     Op::Map,
+    Op::MapShared,
+    Op::Remove,
+    Op::Collapse,
+    Op::Duplicate,
     Op::Read,
     Op::Shuffled,
     Op::Latency,
@@ -181,6 +193,9 @@ impl Drop for Child {
     }
 }
 
+/// Linux 6.1.
+const MADV_COLLAPSE: libc::c_int = 25;
+
 /// Linux 6.13.
 const MADV_GUARD_INSTALL: libc::c_int = 102;
 
@@ -245,6 +260,20 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
                 drop(unsafe { OwnedFd::from_raw_fd(uffd) });
             }
             Op::Map => map(a, b),
+            Op::MapShared => map_shared(a, b, c),
+            // SAFETY: the test's own mappings.
+            Op::Remove => check(unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), libc::MADV_REMOVE) }),
+            Op::Collapse => {
+                // SAFETY: as above.
+                let failed = unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), MADV_COLLAPSE) };
+                answer = vec![u64::from(failed == 0)];
+            }
+            Op::Duplicate => {
+                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                // SAFETY: addresses that the test chose and nobody else uses.
+                let at = unsafe { libc::mremap(ptr(a).cast(), 0, bytes_of(b), flags, ptr(c)) };
+                assert_eq!(at.expose_provenance() as u64, c, "{}", std::io::Error::last_os_error());
+            }
             Op::Read => answer = (0..b).map(|i| tag(a + i * P)).collect(),
             Op::Shuffled => answer = shuffle(b, c).into_iter().map(|i| tag(a + i * P)).collect(),
             Op::Latency => {
@@ -371,6 +400,29 @@ fn map(addr: u64, pages: u64) {
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
             -1,
+            0,
+        )
+    };
+    assert_eq!(at.expose_provenance() as u64, addr, "{}", std::io::Error::last_os_error());
+}
+
+/// A file of this process, as a word.
+pub(crate) fn place(descriptor: &impl AsRawFd) -> u64 {
+    let descriptor = u64::try_from(descriptor.as_raw_fd()).unwrap();
+    u64::from(std::process::id()) << 32 | descriptor
+}
+
+fn map_shared(addr: u64, pages: u64, place: u64) {
+    let path = format!("/proc/{}/fd/{}", place >> 32, place & u64::from(u32::MAX));
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    // SAFETY: addresses that the test chose and nobody else uses.
+    let at = unsafe {
+        libc::mmap(
+            ptr(addr).cast(),
+            bytes_of(pages),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
+            file.as_raw_fd(),
             0,
         )
     };

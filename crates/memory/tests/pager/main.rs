@@ -11,6 +11,7 @@ mod presence;
 mod random;
 mod restores;
 mod service;
+mod shared;
 
 use child::{Child, Op, P};
 use godwit_memory::pager::Event;

@@ -9,6 +9,7 @@ use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
 use godwit_engine::{OnMove, OutputPipes, VolumePlace, is_file_name};
+use godwit_memory::pager::fills_shared;
 use godwit_names::{VolumeName, is_name};
 
 use super::{DestinationError, announced};
@@ -541,6 +542,7 @@ fn answer(
         files: Bytes::new(),
         tells_files: true,
         parts_of_mounts: true,
+        fills_shared: userfaultfd && fills_shared().is_ok(),
         engine_layers: Vec::new(),
         sessions: true,
     }

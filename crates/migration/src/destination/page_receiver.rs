@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_criu::images::{ImageError, RestoredPages, restored_pages, wiped_areas};
-use godwit_memory::PAGE_SIZE;
 use godwit_memory::pager::{Client, Event, Events, Extent, PagerError, Restored, Stored};
 use godwit_memory::process::{Process, ProcessError};
+use godwit_memory::{PAGE_SIZE, Range, Space};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
@@ -28,6 +28,7 @@ use crate::message::{FaultRequest, Message, PageRanges, Purpose};
 use crate::resources::{LocalError, NodeResources};
 use crate::retained::{Retained, RetainedError};
 pub(crate) use shared::Shared;
+use shared::is_shared;
 use stream::take_faulted;
 pub(crate) use stream::{Storing, Target, take};
 pub(crate) use waiting::Waiting;
@@ -175,7 +176,7 @@ impl PageReceiver {
             Ok::<_, PageReceiverError>(Client::connect(&directory)?)
         })
         .await??;
-        Ok(Self::with(client, retained, (events, arrival), Status::default(), bytes))
+        Ok(Self::with(client, retained, (events, arrival), Status::default(), (bytes, Shared::default())))
     }
 
     /// Finds the pager that an earlier life of this daemon started in a directory; none where it needs none.
@@ -207,8 +208,8 @@ impl PageReceiver {
 
     /// Goes on with a pager that was found.
     pub(crate) fn attach(Found { client, events, status }: Found, arrival: Arrival) -> Self {
-        // Only a daemon that has started the pager asks whether the pages fit. Shared memory has come before the commit.
-        Self::with(client, None, (events, arrival), status, u64::MAX)
+        // Only a daemon that has started the pager asks whether the pages fit.
+        Self::with(client, None, (events, arrival), status, (u64::MAX, Shared::left_to_pager()))
     }
 
     fn with(
@@ -216,9 +217,9 @@ impl PageReceiver {
         retained: Option<Arc<Retained>>,
         (events, arrival): (Events, Arrival),
         status: Status,
-        most: u64,
+        (most, shared): (u64, Shared),
     ) -> Self {
-        let (client, shared) = (Arc::new(client), Shared::default());
+        let client = Arc::new(client);
         let (status_tx, status) = watch::channel(status);
         let (conversation, conversations) = mpsc::channel(1);
         let into = Target { client: Arc::clone(&client), retained, shared: shared.clone(), most };
@@ -229,6 +230,9 @@ impl PageReceiver {
     /// These pages are still at the source when the service is frozen, and come later.
     pub(crate) async fn pending(&self, ranges: PageRanges) -> Result<(), PageReceiverError> {
         let decoded = ranges.decode().ok_or(PageReceiverError::Protocol("invalid ranges of pages"))?;
+        if is_shared(ranges.space) {
+            self.leave_to_pager(ranges.space, decoded.clone()).await?;
+        }
         let extents = decoded.into_iter().map(|range| Extent {
             space: ranges.space,
             addr: range.start,
@@ -236,6 +240,14 @@ impl PageReceiver {
         });
         let extents: Vec<_> = extents.collect();
         self.ask(move |client| client.pending(&extents)).await
+    }
+
+    /// Has the pager fill these pages of shared memory when they come.
+    async fn leave_to_pager(&self, space: Space, ranges: Vec<Range>) -> Result<(), PageReceiverError> {
+        let (shared, most) = (self.shared.clone(), self.most);
+        let new = tokio::task::spawn_blocking(move || shared.leave(space, &ranges, most)).await??;
+        let Some((path, size)) = new else { return Ok(()) };
+        self.ask(move |client| client.share(space, Path::new(&path), size)).await
     }
 
     /// Bytes of all pages, including those that are still to come. Fails when they are more than the bound.

@@ -225,6 +225,9 @@ pub struct Accepted {
     /// Whether it knows single files of volumes, and volumes of an engine that do not go along.
     #[prost(bool, tag = "65")]
     pub parts_of_mounts: bool,
+    /// Whether pages of shared anonymous memory may come after the commit, as other pages do.
+    #[prost(bool, tag = "66")]
+    pub fills_shared: bool,
 }
 
 /// The round of files that are sent ahead is applied.

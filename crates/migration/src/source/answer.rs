@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use godwit_memory::batch::{Builder, Codec, Pool};
-use godwit_memory::process::{Piece, Process, Reader};
+use godwit_memory::process::{Piece, Reader};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
 use super::governor::keep_short;
 use super::pace::{Pacer, Packer};
-use super::pages::{PagesError, is_empty};
+use super::pages::{Owner, PagesError, is_empty};
 use super::residual::{CloseOnDrop, Residual};
 use super::serve::ServeError;
 use super::streams::Streams;
@@ -107,15 +107,15 @@ fn push(
 ) -> Result<(), PagesError> {
     let mut packer = Packer::new(compress);
     let (mut reader, pool) = (Reader::new(), Pool::default());
-    while let Some((space, process, range)) = residual.take() {
+    while let Some((space, owner, range)) = residual.take() {
         if residual.is_committed() {
             failpoint::blocking_point("source.pushing");
             if failpoint::fails("source.reading") {
-                return Err(PagesError::Unreadable { pid: process.pid(), page: range.start });
+                return Err(owner.unreadable(range.start));
             }
         }
         let mut batch = Builder::with(space, &pool);
-        let retained = read(&process, space, range, &mut reader, residual.retained.as_ref(), &mut batch)?;
+        let retained = read(&owner, space, range, &mut reader, residual.retained.as_ref(), &mut batch)?;
         let raw = batch.data_bytes() + retained;
         let batch = packer.pack(&mut batch);
         let bytes = batch.len() as u64;
@@ -129,16 +129,28 @@ fn push(
     Ok(())
 }
 
-/// Reads pages of a frozen process into a batch. What the process does not have reads as zero; what the
+/// Reads pages of a frozen service into a batch. What it does not have reads as zero; what the
 /// destination has retained is named: so many bytes of pages are returned.
 fn read(
-    process: &Process,
+    owner: &Owner,
     space: Space,
     range: Range,
     reader: &mut Reader,
     retained: Option<&EarlierVisit>,
     batch: &mut Builder,
 ) -> Result<u64, PagesError> {
+    let process = match owner {
+        Owner::Process(process) => process,
+        Owner::Segment(segment) => {
+            let mut content = vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)];
+            let read = segment.read(range.start, &mut content);
+            read.map_err(|source| PagesError::Shared { action: "read", source })?;
+            for (page, content) in (range.start..).step_by(PAGE).zip(content.as_chunks::<PAGE>().0) {
+                batch.page(page, content);
+            }
+            return Ok(0);
+        }
+    };
     let mut named = 0;
     let mut pieces = reader.pieces(process, range);
     while let Some(piece) = pieces.next() {
@@ -176,7 +188,7 @@ async fn answer(mut stream: Link, residual: Arc<Residual>) -> Result<(), ServeEr
             Message::FaultRequest(request) => request,
             other => return Err(stream.unexpected(&other, "FaultRequest").into()),
         };
-        let Some((process, fresh, beside)) = residual.want(space, page) else {
+        let Some((owner, fresh, beside)) = residual.want(space, page) else {
             return Err(ServeError::Invalid(stream.node().to_owned()));
         };
         let start = page * PAGE_SIZE;
@@ -186,7 +198,7 @@ async fn answer(mut stream: Link, residual: Arc<Residual>) -> Result<(), ServeEr
         for (range, fresh) in wanted.chain(beside.iter().flat_map(few).map(|range| (range, true))) {
             // A few pages are read in microseconds: no thread is worth it.
             let mut batch = Builder::with(space, &pool);
-            let retained = read(&process, space, range, &mut reader, residual.retained.as_ref(), &mut batch)?;
+            let retained = read(&owner, space, range, &mut reader, residual.retained.as_ref(), &mut batch)?;
             if !batch.is_empty() {
                 if fresh {
                     residual.page_bytes.fetch_add(batch.data_bytes() + retained, Ordering::Relaxed);
@@ -203,6 +215,7 @@ async fn answer(mut stream: Link, residual: Arc<Residual>) -> Result<(), ServeEr
 #[allow(clippy::unwrap_used)]
 mod tests {
     use godwit_memory::batch::{Batch, Kind};
+    use godwit_memory::process::Process;
 
     use super::*;
 
@@ -220,9 +233,10 @@ mod tests {
             retained.hashes.set(1, address, retained.key.hash(page) + u128::from(differs));
         }
         let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let owner = Owner::Process(Arc::new(process));
         let mut batch = Builder::new(1);
         let range = first..first + 2 * PAGE_SIZE;
-        read(&process, 1, range.clone(), &mut Reader::new(), Some(&retained), &mut batch).unwrap();
+        read(&owner, 1, range.clone(), &mut Reader::new(), Some(&retained), &mut batch).unwrap();
         let Batch { runs, .. } = Batch::decode(batch.finish(Codec::Raw)).unwrap();
         let kinds: Vec<_> = runs.iter().map(|run| (run.range.clone(), run.kind)).collect();
         let middle = first + PAGE_SIZE;

@@ -145,10 +145,11 @@ impl Handing<'_> {
         self.deadline.awaits("note which pages are still to come");
         tell_segments(link, segments).await?;
         name(link, &mut pages).await?;
-        let processes = pages.processes();
+        recorder.report.shared_left_bytes = pages.shared_that_stays() * PAGE_SIZE;
+        let owners = pages.owners();
         let residual = match leave {
-            true => Residual::new(processes, pages.leave()),
-            false => Residual::of_others(processes),
+            true => Residual::new(owners, pages.leave()),
+            false => Residual::of_others(owners),
         };
         let mut residual = Answering::start(residual, streams.take_faults());
         self.deadline.watch_faults(residual.asked(found.populated));

@@ -30,7 +30,7 @@ use remaining::within;
 use shared::Shared;
 use stream::{Sending, Stream};
 
-pub(crate) use remaining::{Leaving, Remaining, pages_of};
+pub(crate) use remaining::{Leaving, Owner, Remaining, pages_of};
 pub(crate) use shared::{Kinds, Names, Part};
 
 const PAGE: usize = 4096;
@@ -53,6 +53,11 @@ pub enum PagesError {
         #[source]
         source: std::io::Error,
     },
+    /// A process came that can get at shared memory of which pages were to follow.
+    #[error(
+        "a process of the service with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE has begun, which can open its shared memory, while that was to follow it; move it again"
+    )]
+    Openable,
     /// A thread of ours ended by a panic.
     #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]
     Panic(String),
@@ -269,6 +274,11 @@ impl Pages {
         self.shared.todo_pages()
     }
 
+    /// Pages of shared memory that stay here for after the commit, and that the destination was told of.
+    pub(crate) fn shared_that_stays(&self) -> u64 {
+        self.shared.named_pages()
+    }
+
     /// What there is to send, after a scan of the shared memory, too.
     pub(crate) fn with_shared(&self, found: Found) -> Found {
         let populated = found.populated + self.shared.populated_pages();
@@ -363,15 +373,17 @@ impl Pages {
                 Some(pages) => pages,
                 None => todo.data.clone(),
             };
-            unnamed.put(*space, &todo.process, pages);
+            unnamed.put(*space, &Owner::Process(Arc::clone(&todo.process)), pages);
         }
+        self.shared.name(&mut unnamed);
         unnamed
     }
 
     /// Whose pages are noted.
-    pub(crate) fn processes(&self) -> BTreeMap<Space, Arc<Process>> {
+    pub(crate) fn owners(&self) -> BTreeMap<Space, Owner> {
         let noted = self.todo.iter().filter(|(_, todo)| !todo.data.is_empty());
-        noted.map(|(space, todo)| (*space, Arc::clone(&todo.process))).collect()
+        let processes = noted.map(|(space, todo)| (*space, Owner::Process(Arc::clone(&todo.process))));
+        processes.chain(self.shared.that_stay()).collect()
     }
 
     /// Sends no pages with content any more: they stay here for after the commit, to be sent in
@@ -390,10 +402,12 @@ impl Pages {
                     rest.remove(range.clone());
                 }
             }
-            leaving.untouched.put(*space, &todo.process, untouched);
-            leaving.recent.put(*space, &todo.process, recent);
-            leaving.rest.put(*space, &todo.process, rest);
+            let owner = Owner::Process(Arc::clone(&todo.process));
+            leaving.untouched.put(*space, &owner, untouched);
+            leaving.recent.put(*space, &owner, recent);
+            leaving.rest.put(*space, &owner, rest);
         }
+        self.shared.leave(&mut leaving.rest);
         leaving
     }
 }

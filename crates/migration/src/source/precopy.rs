@@ -94,6 +94,9 @@ impl Source {
     ) -> Result<Copied, SourceError> {
         let Prepared { agreed, plan, visit, files } = prepared;
         let mut pages = self.pages(&plan, visit);
+        if agreed.shared_stays {
+            pages.let_shared_stay();
+        }
         let sampled = plan.mode == Mode::Postcopy && plan.backend == Backend::Uffd;
         if sampled {
             (pages, _) = self.scan(pages, false).await?;
@@ -145,10 +148,13 @@ impl Source {
         if agreed.sends_shared() {
             pages = self.send_shared(link, streams, report, (pages, agreed)).await?;
         }
-        if sampled {
-            // The more of them are named by now, the less is left to name while it is frozen.
-            let sample = tokio::time::sleep(SAMPLE);
+        // The more of them are named by now, the less is left to name while it is frozen; and the destination makes pages
+        // of shared memory when it is told of them, which takes a while.
+        let sample = tokio::time::sleep(SAMPLE);
+        if sampled || agreed.shared_stays {
             name(link, &mut pages).await?;
+        }
+        if sampled {
             sample.await;
         }
         Ok((pages, files, mode == Mode::Postcopy))

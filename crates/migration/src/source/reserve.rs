@@ -45,6 +45,8 @@ pub(super) struct Agreed {
     /// Which segments go over the streams: the destination takes them, and CRIU, where it has a part in them, can leave them
     /// to others.
     pub(super) kinds: Kinds,
+    /// Whether pages of shared anonymous memory stay here for after the commit.
+    pub(super) shared_stays: bool,
     /// Whether files of a tmpfs go over the streams, and their names beside the dump: the destination takes them.
     pub(super) tmpfs: bool,
     /// Where the destination takes frames for the service.
@@ -112,6 +114,7 @@ impl Source {
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
             kinds: self.kinds(&accepted, plan.mode).await?,
+            shared_stays: self.shared_stays(&accepted, plan.mode).await?,
             tmpfs: self.streams(&accepted, plan.mode) && accepted.tmpfs,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images: memory + KERNEL_STATE_BYTES,
@@ -146,6 +149,17 @@ impl Source {
             system_v: streams && accepted.system_v && criu.system_v_external().await?,
             copied: mode != Mode::Cold && accepted.copied && criu.file_pages_external().await?,
         })
+    }
+
+    /// Whether pages of shared anonymous memory stay here for after the commit. A limit would count what a process
+    /// of godwit makes for them, and what can be opened is read past page tables.
+    async fn shared_stays(&self, accepted: &Accepted, mode: Mode) -> Result<bool, SourceError> {
+        if mode != Mode::Postcopy || !accepted.fills_shared || self.service.memory_bytes != 0 {
+            return Ok(false);
+        }
+        let pids = self.pids().await?;
+        let openable = self.jobs.run(move |_| shared::can_be_opened(&pids)).await?;
+        Ok(!openable.map_err(PagesError::Read)?)
     }
 
     /// What the destination is to know of the service, before it answers.

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use godwit_memory::batch::MAX_PAGES;
-use godwit_memory::process::Process;
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
-use super::pages::{Leaving, Remaining, pages_of};
+use super::pages::{Leaving, Owner, Remaining, pages_of};
 use crate::page_hash::EarlierVisit;
 
 /// What lies behind a page that is waited for and follows it, bytes, until it is known how much crosses
@@ -27,8 +26,8 @@ pub(crate) struct Residual {
     shelf: Mutex<Shelf>,
     /// Something was put on the shelf, or it is closed.
     changed: Condvar,
-    /// The processes also of pages that are under way: they may be asked for before they arrive.
-    processes: BTreeMap<Space, Arc<Process>>,
+    /// Those also of pages that are under way: they may be asked for before they arrive.
+    owners: BTreeMap<Space, Owner>,
     /// What the destination retained when the service left it.
     pub(super) retained: Option<EarlierVisit>,
     /// Bytes behind a page that is asked for that follow it.
@@ -59,7 +58,7 @@ struct Shelf {
 
 impl Shelf {
     /// Takes a few pages that lie beside each other.
-    fn take(&mut self) -> Option<(Space, Arc<Process>, Range)> {
+    fn take(&mut self) -> Option<(Space, Owner, Range)> {
         let most = self.loose().min(MAX_PAGES as u64);
         if most == 0 {
             return None;
@@ -88,26 +87,26 @@ impl Shelf {
 }
 
 impl Residual {
-    /// Of these pages, in frozen processes, none is pushed: they go another way. What is asked for is
+    /// Of these pages, of a frozen service, none is pushed: they go another way. What is asked for is
     /// answered.
-    pub(crate) fn of_others(processes: BTreeMap<Space, Arc<Process>>) -> Self {
-        Self::with(Shelf::default(), processes, None)
+    pub(crate) fn of_others(owners: BTreeMap<Space, Owner>) -> Self {
+        Self::with(Shelf::default(), owners, None)
     }
 
-    /// All of these, in frozen processes. Those that CRIU may change for a moment are not pushed before
+    /// All of these, of a frozen service. Those that CRIU may change for a moment are not pushed before
     /// [`Residual::dumped`].
-    pub(crate) fn new(processes: BTreeMap<Space, Arc<Process>>, leaving: Leaving) -> Self {
+    pub(crate) fn new(owners: BTreeMap<Space, Owner>, leaving: Leaving) -> Self {
         let Leaving { recent, rest, untouched, retained } = leaving;
         let pages = recent.pages() + rest.pages() + untouched.pages();
         let shelf = Shelf { first: recent, rest, untouched, pages, ..Shelf::default() };
-        Self::with(shelf, processes, retained)
+        Self::with(shelf, owners, retained)
     }
 
-    fn with(shelf: Shelf, processes: BTreeMap<Space, Arc<Process>>, retained: Option<EarlierVisit>) -> Self {
+    fn with(shelf: Shelf, owners: BTreeMap<Space, Owner>, retained: Option<EarlierVisit>) -> Self {
         Self {
             shelf: Mutex::new(shelf),
             changed: Condvar::new(),
-            processes,
+            owners,
             retained,
             beside: AtomicU64::new(BESIDE),
             bytes: AtomicU64::new(0),
@@ -135,8 +134,8 @@ impl Residual {
     pub(super) fn dumped(&self) {
         self.change(|shelf| {
             let untouched = std::mem::take(&mut shelf.untouched);
-            for (space, (process, pages)) in untouched.spaces {
-                shelf.first.put(space, &process, pages);
+            for (space, (owner, pages)) in untouched.spaces {
+                shelf.first.put(space, &owner, pages);
             }
         });
     }
@@ -152,7 +151,7 @@ impl Residual {
     }
 
     /// Takes a few pages; waits while there are none that may be taken. None when there will be none.
-    pub(super) fn take(&self) -> Option<(Space, Arc<Process>, Range)> {
+    pub(super) fn take(&self) -> Option<(Space, Owner, Range)> {
         let mut shelf = self.lock();
         loop {
             if shelf.closed {
@@ -171,9 +170,9 @@ impl Residual {
     /// Takes one page, and those behind it that have not been sent: a process that reads the beginning of something is
     /// likely to read the rest. The page may be on its way already; then it goes once more, ahead of the others. Says
     /// whether it was still here.
-    pub(super) fn want(&self, space: Space, page: u64) -> Option<(Arc<Process>, bool, RangeSet<u64>)> {
+    pub(super) fn want(&self, space: Space, page: u64) -> Option<(Owner, bool, RangeSet<u64>)> {
         self.faults.fetch_add(1, Ordering::Relaxed);
-        let process = self.processes.get(&space)?;
+        let owner = self.owners.get(&space)?;
         let start = page.checked_mul(PAGE_SIZE)?;
         let wanted = start..start.checked_add(PAGE_SIZE)?;
         let beside = self.beside.load(Ordering::Relaxed);
@@ -184,7 +183,7 @@ impl Residual {
             true => shelf.remove(space, &behind),
             false => RangeSet::new(),
         };
-        Some((Arc::clone(process), fresh, beside))
+        Some((owner.clone(), fresh, beside))
     }
 }
 
@@ -200,10 +199,12 @@ impl Drop for CloseOnDrop {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_memory::process::Process;
+
     use super::*;
 
     /// Pages of this process, whose contents do not matter.
-    fn pages(process: &Arc<Process>, range: std::ops::Range<u64>) -> Remaining {
+    fn pages(process: &Owner, range: std::ops::Range<u64>) -> Remaining {
         let mut remaining = Remaining::default();
         let mut set = RangeSet::new();
         set.insert(range.start * PAGE_SIZE..range.end * PAGE_SIZE);
@@ -213,7 +214,8 @@ mod tests {
 
     /// Pages 100 to 110 were written last, CRIU may change 200 to 210, and there are 0 to 10.
     fn residual() -> Residual {
-        let process = Arc::new(Process::open(i32::try_from(std::process::id()).unwrap()).unwrap());
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let process = Owner::Process(Arc::new(process));
         let leaving = Leaving {
             recent: pages(&process, 100..110),
             rest: pages(&process, 0..10),

@@ -13,14 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use godwit_memory::PAGE_SIZE;
 use godwit_memory::process::Process;
+use godwit_memory::shared::{self, FIRST_SPACE, Kind, space_by_inode};
+use godwit_memory::{PAGE_SIZE, Space};
 use rangemap::RangeSet;
 use tokio::sync::watch;
 
 use super::Progress;
 use super::answer::Answering;
-use super::pages::{Leaving, PagesError, Remaining};
+use super::pages::{Leaving, Owner, PagesError, Remaining};
 use super::residual::{CloseOnDrop, Residual};
 use super::streams::Streams;
 use crate::backoff::Backoff;
@@ -86,7 +87,7 @@ pub(super) enum ServeError {
 impl ServeError {
     /// Whether the kernel has a page and does not give it.
     fn is_unreadable(&self) -> bool {
-        matches!(self, Self::Pages(PagesError::Unreadable { .. }))
+        matches!(self, Self::Pages(PagesError::Unreadable { .. } | PagesError::Shared { .. }))
     }
 
     /// Whether it says no more than that the destination has closed a connection.
@@ -187,11 +188,8 @@ impl Serving<'_> {
             Ok(pids) => pids,
             Err(error) => return Err(crate::resources::ClusterError(crate::error_chain(&error)).into()),
         };
-        let mut processes = BTreeMap::new();
-        for pid in pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()) {
-            let process = Arc::new(Process::open(pid).map_err(PagesError::Read)?);
-            processes.insert(process.space(), process);
-        }
+        let pids: Vec<i32> = pids.into_iter().filter_map(|pid| i32::try_from(pid).ok()).collect();
+        let owners = tokio::task::spawn_blocking(move || owners(&pids)).await??;
         let mut remaining = Remaining::default();
         let mut count = 0;
         loop {
@@ -200,15 +198,16 @@ impl Serving<'_> {
                     count += ranges.ranges.len() / 2;
                     let invalid = || ServeError::Invalid(self.destination.to_owned());
                     let set = ranges.decode().filter(|_| count <= MAX_RANGES).ok_or_else(invalid)?;
-                    let Some(process) = processes.get(&ranges.space) else {
+                    let Some(owner) = owners.get(&ranges.space) else {
                         let gone = format!(
-                            "the process with PID {} in the service, which held pages of it on node {}, is gone: it was killed",
-                            ranges.space, self.local.node
+                            "{}, which held pages of it on node {}, is gone: it was killed",
+                            title(ranges.space),
+                            self.local.node
                         );
                         return self.tell_lost(link, gone).await;
                     };
                     let entry = remaining.spaces.entry(ranges.space);
-                    let (_, all) = entry.or_insert_with(|| (Arc::clone(process), RangeSet::new()));
+                    let (_, all) = entry.or_insert_with(|| (owner.clone(), RangeSet::new()));
                     all.extend(set);
                 }
                 Message::MissingEnd => break,
@@ -220,7 +219,7 @@ impl Serving<'_> {
         let mut streams =
             Streams::open(self.local.cluster.as_ref(), self.destination, self.id, count).await?;
         let leaving = Leaving { rest: remaining, ..Leaving::default() };
-        let residual = Answering::start(Residual::new(processes, leaving), streams.take_faults());
+        let residual = Answering::start(Residual::new(owners, leaving), streams.take_faults());
         Ok(Some(Conversation { link, streams, residual }))
     }
 
@@ -308,5 +307,28 @@ impl Serving<'_> {
                 progress.faults = residual.faults.load(Ordering::Relaxed);
             });
         }
+    }
+}
+
+/// What has pages of a frozen service that may stay behind: its processes, and its shared anonymous memory.
+fn owners(pids: &[i32]) -> Result<BTreeMap<Space, Owner>, PagesError> {
+    let mut owners = BTreeMap::new();
+    for &pid in pids {
+        let process = Process::open(pid)?;
+        owners.insert(process.space(), Owner::Process(Arc::new(process)));
+    }
+    for segment in shared::find(pids)?.into_iter().filter(|segment| *segment.kind() == Kind::Anonymous) {
+        if let Some(space) = space_by_inode(segment.inode()) {
+            owners.insert(space, Owner::Segment(Arc::new(segment)));
+        }
+    }
+    Ok(owners)
+}
+
+/// What has, or had, the pages of this space.
+fn title(space: Space) -> String {
+    match space < FIRST_SPACE {
+        true => format!("the process with PID {space} in the service"),
+        false => "the last process of the service with some shared memory".to_owned(),
     }
 }

@@ -4,7 +4,7 @@ use super::super::index::Place;
 use super::super::layout::clip;
 use super::super::uffd::Outcome;
 use super::{LiveId, State, Work, fault};
-use crate::PAGE_SIZE;
+use crate::{PAGE_SIZE, Space};
 
 /// Pages of one UFFDIO_COPY of the push: 128 KiB, which a fault waits for at most: some 80 µs where
 /// memory is copied at 1.6 GB/s.
@@ -16,7 +16,7 @@ const AROUND: u64 = 16 * PAGE_SIZE;
 
 /// How an installation went.
 #[derive(Debug, PartialEq, Eq)]
-enum Progress {
+pub(super) enum Progress {
     Complete,
     Later,
     Ended,
@@ -28,6 +28,11 @@ impl State {
     /// Installs one chunk in one process.
     pub(super) fn push_chunk(&mut self) -> Work {
         let Some((space, range, slot)) = self.index.last_put(CHUNK) else { return Work::Wait };
+        if self.is_shared(space) {
+            let is_filled = self.fill(space, &range, slot);
+            self.check_shared();
+            return if is_filled { Work::Go } else { Work::Wait };
+        }
         let found = self
             .lives
             .iter()
@@ -47,25 +52,22 @@ impl State {
         }
     }
 
-    /// Answers a fault, or remembers it.
-    pub(super) fn serve(&mut self, id: LiveId, destination: u64) {
+    /// Answers a fault, or remembers it. A minor one is at shared memory that has a page there.
+    pub(super) fn serve(&mut self, id: LiveId, destination: u64, is_minor: bool) {
         let Some(live) = self.lives.get_mut(&id) else { return };
         let space = live.space;
         let place = live.layout.origin(destination).map(|origin| (origin, self.index.get(space, origin)));
         let progress = match place {
+            _ if live.view.shows(destination) => {
+                let Some(progress) = self.serve_shown(id, destination, is_minor) else { return };
+                progress
+            }
             Some((origin, Some(Place::Stored(slot)))) => {
                 let (before, after) = self.neighbours(id, destination, origin);
                 self.install(id, destination - before * PAGE_SIZE, slot - before, before + after)
             }
             Some((origin, Some(Place::Pending))) => {
-                let waiters = self.waiting.entry((space, origin)).or_insert_with(|| {
-                    self.events.push_back(fault(space, origin));
-                    Vec::new()
-                });
-                if !waiters.contains(&(id, destination)) {
-                    waiters.push((id, destination));
-                }
-                return;
+                return self.await_page(space, origin, (id, destination));
             }
             Some((origin, None)) => {
                 self.fail(format!(
@@ -73,16 +75,31 @@ impl State {
                 ));
                 Progress::Failed
             }
+            None if live.view.is_known => {
+                let Some(progress) = self.serve_unknown(id, destination, is_minor) else { return };
+                progress
+            }
             None => self.install_zero(id, destination),
         };
         match progress {
             Progress::Complete => self.faults += 1,
             Progress::Later => {
-                self.retry.insert((id, destination));
+                self.retry.insert((id, destination, is_minor));
             }
             Progress::Ended | Progress::Failed => {}
         }
         self.close_if_empty(id);
+    }
+
+    /// Remembers who waits for a page, and asks for it the first time.
+    pub(super) fn await_page(&mut self, space: Space, origin: u64, waiter: (LiveId, u64)) {
+        let waiters = self.waiting.entry((space, origin)).or_insert_with(|| {
+            self.events.push_back(fault(space, origin));
+            Vec::new()
+        });
+        if !waiters.contains(&waiter) {
+            waiters.push(waiter);
+        }
     }
 
     /// How many pages before a page that is waited for, and from it on, lie beside each other in the process, at the source
@@ -160,9 +177,16 @@ impl State {
         Progress::Complete
     }
 
-    fn install_zero(&mut self, id: LiveId, destination: u64) -> Progress {
+    pub(super) fn install_zero(&mut self, id: LiveId, destination: u64) -> Progress {
         let Some(live) = self.lives.get(&id) else { return Progress::Ended };
-        match live.uffd.zero(destination) {
+        let outcome = live.uffd.zero(destination);
+        self.zeroed(id, destination, outcome)
+    }
+
+    /// What has come of UFFDIO_ZEROPAGE.
+    pub(super) fn zeroed(&mut self, id: LiveId, destination: u64, outcome: Outcome) -> Progress {
+        let Some(live) = self.lives.get(&id) else { return Progress::Ended };
+        match outcome {
             Outcome::Filled(_) => Progress::Complete,
             // It lacks nothing here: another thread's fault was answered before, or the area has changed.
             Outcome::Exists | Outcome::NoArea => {
@@ -188,9 +212,10 @@ impl State {
             // Who waits must not go on.
             return self.retry.clear();
         }
-        for (id, destination) in std::mem::take(&mut self.retry) {
-            self.serve(id, destination);
+        for (id, destination, is_minor) in std::mem::take(&mut self.retry) {
+            self.serve(id, destination, is_minor);
         }
+        self.check_shared();
     }
 
     /// Faults are left that could not be answered.

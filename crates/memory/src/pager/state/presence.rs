@@ -43,8 +43,16 @@ impl State {
             return Err("the restore is not finished: there is nothing to verify".into());
         }
         let verified = self.examine(processes).and_then(|()| if last { self.all_examined() } else { Ok(()) });
-        if let Err(reason) = &verified {
-            self.fail(reason.clone());
+        match &verified {
+            Ok(()) if last => {
+                self.is_verified = true;
+                self.check_shared();
+                for id in self.lives.keys().copied().collect::<Vec<_>>() {
+                    self.close_if_empty(id);
+                }
+            }
+            Ok(()) => {}
+            Err(reason) => self.fail(reason.clone()),
         }
         match self.failed.clone() {
             None => Ok(()),
@@ -54,9 +62,16 @@ impl State {
 
     fn examine(&mut self, processes: &[Restored]) -> Result<(), String> {
         for Restored { space, pid } in processes {
-            let live = self.lives.values_mut().find(|live| live.space == *space && !live.is_forked);
+            let live = self.lives.iter_mut().find(|(_, live)| live.space == *space && !live.is_forked);
             // One without memory that comes from here needs no check.
-            let Some(live) = live else { continue };
+            let Some((&id, live)) = live else {
+                if self.lacks_shared() && !self.lives.values().any(|live| live.space == *space) {
+                    let tables = i32::try_from(*pid).map_err(|error| error.to_string())?;
+                    let tables = Tables::open(tables, *space).map_err(|error| error.to_string())?;
+                    self.shows_none(*space, &tables)?;
+                }
+                continue;
+            };
             let cannot = |error: &dyn std::fmt::Display| {
                 format!("cannot check whether process {space} was restored as it was: {error}")
             };
@@ -71,6 +86,9 @@ impl State {
             live.tables = Some(tables);
             if let Some(address) = found {
                 return Err(foreign(*space, address));
+            }
+            if self.lacks_shared() {
+                self.watch_shared(*space, id)?;
             }
         }
         Ok(())

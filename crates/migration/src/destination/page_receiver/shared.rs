@@ -8,6 +8,8 @@
 //!
 //! It is held here until the restored processes have it, or nobody needs it. Ends this daemon before that, it is gone, and
 //! with it the move.
+//!
+//! Of shared anonymous memory pages can come after the commit: then they have placeholders here, and the pager fills these.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,7 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_engine::tree;
 use godwit_memory::batch::{Batch, Kind, Run};
-use godwit_memory::shared::{ADDRESSES, Copies, FIRST_SPACE, Filler, IpcNamespace, Replica};
+use godwit_memory::shared::{
+    ADDRESSES, Copies, FIRST_SPACE, Filler, IpcNamespace, Kind as MemoryKind, Replica,
+};
 use godwit_memory::{Range, Space};
 
 use super::PageReceiverError;
@@ -38,6 +42,12 @@ struct Segmented {
     ipc: Option<IpcNamespace>,
     /// To which they are charged.
     filler: Option<Arc<Filler>>,
+    /// Those that the pager fills.
+    left: BTreeSet<Space>,
+    /// Whether it fills all of which pages come: an earlier life of this daemon has made them.
+    all_left: bool,
+    /// Bytes that have placeholders.
+    placeholders: u64,
 }
 
 /// One of them.
@@ -118,6 +128,51 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Those that an earlier life of this daemon has made, whose pages the pager fills.
+    pub(super) fn left_to_pager() -> Self {
+        let shared = Self::default();
+        shared.lock().all_left = true;
+        shared
+    }
+
+    /// Whether the pager fills this one.
+    pub(super) fn is_left(&self, space: Space) -> bool {
+        let segmented = self.lock();
+        segmented.all_left || segmented.left.contains(&space)
+    }
+
+    /// Makes placeholders for pages of this one, which the pager is to fill; at most so many bytes in all. Where it can open
+    /// it, and its size, if it has not been told.
+    pub(super) fn leave(
+        &self,
+        space: Space,
+        ranges: &[Range],
+        most: u64,
+    ) -> Result<Option<(String, u64)>, PageReceiverError> {
+        let mut segmented = self.lock();
+        let Segmented { held, left, placeholders, .. } = &mut *segmented;
+        let held = held.get(&space).filter(|held| held.is_anonymous());
+        let Some((held, Place::Replica(replica))) = held.map(|held| (held, &held.place)) else {
+            return Err(PageReceiverError::Protocol(
+                "pages that are to come of a segment for which that cannot be",
+            ));
+        };
+        let replica = Arc::clone(replica);
+        let size = held.told.size;
+        let is_new = left.insert(space);
+        for range in ranges {
+            *placeholders = placeholders.saturating_add(range.end - range.start);
+        }
+        let bytes = *placeholders;
+        if bytes > most {
+            return Err(PageReceiverError::TooMuch { bytes, most });
+        }
+        drop(segmented);
+        // The kernel clears each of them.
+        ranges.iter().try_for_each(|range| replica.allocate(range)).map_err(PageReceiverError::Shared)?;
+        Ok(is_new.then(|| (replica.path(), size)))
+    }
+
     /// Whether a filler is charged for them.
     pub(crate) fn is_charged(&self) -> bool {
         self.lock().filler.is_some()
@@ -149,7 +204,7 @@ impl Shared {
         }
         let mut segmented = self.lock();
         segmented.give_up_others(&segments)?;
-        let Segmented { held, ipc, filler } = &mut *segmented;
+        let Segmented { held, ipc, filler, .. } = &mut *segmented;
         let mut now = BTreeMap::new();
         for told in segments.all {
             if !is_shared(told.space) {
@@ -191,11 +246,10 @@ impl Shared {
 
     /// Bytes of memory that they take.
     pub(super) fn bytes(&self) -> u64 {
-        self.lock()
-            .held
-            .values()
-            .map(|held| held.allocated.load(Ordering::Relaxed))
-            .fold(0, u64::saturating_add)
+        let segmented = self.lock();
+        // The pager counts what it fills.
+        let held = segmented.held.iter().filter(|(space, _)| !segmented.left.contains(space));
+        held.map(|(_, held)| held.allocated.load(Ordering::Relaxed)).fold(0, u64::saturating_add)
     }
 
     /// The service runs: nothing of them is to come any more, and it alone has them. A file that is open for writing could
@@ -285,6 +339,9 @@ impl Segmented {
             }
             kept
         });
+        if self.left.iter().any(|space| !named.contains(space)) {
+            return Err(PageReceiverError::Protocol("no segment any more of which pages were to come"));
+        }
         let Some(ipc) = &self.ipc else { return Ok(()) };
         given_up
             .into_iter()
@@ -294,6 +351,11 @@ impl Segmented {
 }
 
 impl Held {
+    /// Whether it is shared anonymous memory.
+    fn is_anonymous(&self) -> bool {
+        self.told.kind() == MemoryKind::Anonymous
+    }
+
     /// Whether it is a file that has this size now, and is the same otherwise.
     fn is_resized(&self, now: &SharedSegment) -> bool {
         now.tmpfs.is_some() && self.told == (SharedSegment { size: self.told.size, ..now.clone() })

@@ -97,6 +97,11 @@ pub(crate) struct Storing {
     slots: PageMap<u64>,
 }
 
+/// Pages of zeros.
+fn zeros(range: &Range) -> bytes::Bytes {
+    vec![0; usize::try_from(range.end - range.start).unwrap_or(usize::MAX)].into()
+}
+
 /// No slot.
 const NOWHERE: u64 = u64::MAX;
 
@@ -108,7 +113,8 @@ impl Storing {
 
     fn store(&mut self, bytes: bytes::Bytes) -> Result<(), PageReceiverError> {
         let batch = Batch::decode(bytes)?;
-        if is_shared(batch.space) {
+        let is_shared = is_shared(batch.space);
+        if is_shared && !self.shared.is_left(batch.space) {
             return self.shared.store(batch, self.most);
         }
         let Batch { space, runs } = batch;
@@ -116,6 +122,11 @@ impl Storing {
         for Run { range, kind, data } in runs {
             let pages = (range.end - range.start) / PAGE_SIZE;
             let content = match kind {
+                // The service may have given the page back, and written it: the pager knows.
+                Kind::Zero if is_shared => zeros(&range),
+                Kind::Retained | Kind::Delta if is_shared => {
+                    return Err(PageReceiverError::Protocol("pages of shared memory by their name"));
+                }
                 Kind::Zero => {
                     zero.push(Extent { space, addr: range.start, pages });
                     self.note(space, &range, None);
@@ -127,7 +138,9 @@ impl Storing {
             };
             let slot = self.client.store(&content)?;
             stored.push(Stored { space, addr: range.start, pages, slot });
-            self.note(space, &range, Some(slot));
+            if !is_shared {
+                self.note(space, &range, Some(slot));
+            }
         }
         if !zero.is_empty() {
             self.client.zero(&zero)?;

@@ -5,20 +5,31 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use godwit_memory::process::Process;
+use godwit_memory::shared::Segment;
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
+use super::PagesError;
 use crate::message::PageRanges;
 use crate::page_hash::EarlierVisit;
 
 /// Most ranges in one message: 64 KiB of varints at most.
 const RANGES: usize = 4096;
 
-/// Pages of frozen processes that the destination does not have yet.
+/// What has the pages of a space, of a service that is frozen.
+#[derive(Debug, Clone)]
+pub(crate) enum Owner {
+    /// A process, by address.
+    Process(Arc<Process>),
+    /// Shared memory, by offset.
+    Segment(Arc<Segment>),
+}
+
+/// Pages of a frozen service that the destination does not have yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Remaining {
     /// By space.
-    pub(crate) spaces: BTreeMap<Space, (Arc<Process>, RangeSet<u64>)>,
+    pub(crate) spaces: BTreeMap<Space, (Owner, RangeSet<u64>)>,
 }
 
 /// Pages that stay behind the service, by what is known of them.
@@ -34,27 +45,40 @@ pub(crate) struct Leaving {
     pub(crate) retained: Option<EarlierVisit>,
 }
 
+impl Owner {
+    /// The kernel does not give this page of it.
+    pub(crate) fn unreadable(&self, page: u64) -> PagesError {
+        match self {
+            Self::Process(process) => PagesError::Unreadable { pid: process.pid(), page },
+            Self::Segment(_) => {
+                let source = std::io::Error::other(format!("the page at offset {page:#x} cannot be read"));
+                PagesError::Shared { action: "read", source }
+            }
+        }
+    }
+}
+
 impl Remaining {
-    /// Adds pages of a process.
-    pub(crate) fn put(&mut self, space: Space, process: &Arc<Process>, pages: RangeSet<u64>) {
+    /// Adds pages.
+    pub(crate) fn put(&mut self, space: Space, owner: &Owner, pages: RangeSet<u64>) {
         if !pages.is_empty() {
             match self.spaces.entry(space) {
-                Entry::Vacant(entry) => drop(entry.insert((Arc::clone(process), pages))),
+                Entry::Vacant(entry) => drop(entry.insert((owner.clone(), pages))),
                 Entry::Occupied(mut entry) => entry.get_mut().1.extend(pages),
             }
         }
     }
 
     /// Takes the last pages, at most so many, that lie beside each other.
-    pub(crate) fn take(&mut self, most: u64) -> Option<(Space, Arc<Process>, Range)> {
+    pub(crate) fn take(&mut self, most: u64) -> Option<(Space, Owner, Range)> {
         loop {
             let mut entry = self.spaces.last_entry()?;
             let space = *entry.key();
-            let (process, set) = entry.get_mut();
+            let (owner, set) = entry.get_mut();
             if let Some(range) = set.last() {
                 let piece = range.start.max(range.end.saturating_sub(most * PAGE_SIZE))..range.end;
                 set.remove(piece.clone());
-                return Some((space, Arc::clone(process), piece));
+                return Some((space, owner.clone(), piece));
             }
             entry.remove();
         }

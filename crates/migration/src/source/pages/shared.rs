@@ -7,6 +7,9 @@
 //!
 //! So are the pages that a process has written in private mappings of files ([`Part::Copied`]): a restore needs all of
 //! them before it begins.
+//!
+//! Where pages stay here for after the commit, those of shared anonymous memory can, too: nothing of it is compared or
+//! sent before that, and all that it has is named.
 
 mod content;
 mod tmpfs;
@@ -17,14 +20,14 @@ use std::sync::Arc;
 use godwit_criu::{external_shared, external_system_v};
 use godwit_engine::Tmpfs;
 use godwit_memory::process::ProcessError;
-use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment};
+use godwit_memory::shared::{self, FIRST_SPACE, Kind, Segment, space_by_inode};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use rangemap::RangeSet;
 
 use self::content::Compared;
 use self::tmpfs::FollowedTmpfs;
 pub(crate) use self::tmpfs::Names;
-use super::{Pages, PagesError, pages_of, within};
+use super::{Owner, Pages, PagesError, Remaining, pages_of, within};
 use crate::message::{Segments, SharedSegment};
 
 /// Most segments that are followed: each costs both nodes a descriptor, and CRIU a line of its options.
@@ -117,6 +120,10 @@ pub(super) struct Followed {
     pub(super) data: RangeSet<u64>,
     /// Pages that are gone.
     zero: RangeSet<u64>,
+    /// Whether its pages stay here for after the commit.
+    stays: bool,
+    /// Of these, those that the destination was told of.
+    named: RangeSet<u64>,
 }
 
 /// The segments that are followed.
@@ -132,6 +139,8 @@ pub(super) struct Shared {
     begun: Space,
     /// Whether no page tables are to be made for it.
     spares_tables: bool,
+    /// Whether pages of shared anonymous memory stay here for after the commit.
+    stays: bool,
     /// Whether copies of files' pages are followed, of all processes.
     copied: bool,
     /// Whether they never are: CRIU's images are too large to be written once more.
@@ -141,13 +150,43 @@ pub(super) struct Shared {
 impl Shared {
     /// Pages that are noted and not sent.
     pub(super) fn todo_pages(&self) -> u64 {
-        self.segments.values().map(|followed| pages_of(&followed.data)).sum()
+        let go = self.segments.values().filter(|followed| !followed.stays);
+        go.map(|followed| pages_of(&followed.data)).sum()
     }
 
-    /// Those of a part.
+    /// Those of a part that are sent before the commit.
     pub(super) fn segments_of(&self, part: Part) -> impl Iterator<Item = (Space, &Followed)> {
         let all = self.segments.iter().map(|(space, followed)| (*space, followed));
-        all.filter(move |(_, followed)| part.has(followed))
+        all.filter(move |(_, followed)| part.has(followed) && !followed.stays)
+    }
+
+    /// Those whose pages stay here.
+    pub(super) fn that_stay(&self) -> impl Iterator<Item = (Space, Owner)> {
+        let stay = self.segments.iter().filter(|(_, followed)| followed.stays);
+        stay.map(|(space, followed)| (*space, Owner::Segment(Arc::clone(&followed.segment))))
+    }
+
+    /// Pages that stay here and that the destination was told of.
+    pub(super) fn named_pages(&self) -> u64 {
+        self.segments.values().map(|followed| pages_of(&followed.named)).sum()
+    }
+
+    /// Adds the pages that stay here and that the destination was not told of.
+    pub(super) fn name(&mut self, unnamed: &mut Remaining) {
+        for (space, followed) in self.segments.iter_mut().filter(|(_, followed)| followed.stays) {
+            let new = followed.data.iter().flat_map(|range| followed.named.gaps(range).collect::<Vec<_>>());
+            let new: RangeSet<u64> = new.collect();
+            followed.named.extend(new.iter().cloned());
+            unnamed.put(*space, &Owner::Segment(Arc::clone(&followed.segment)), new);
+        }
+    }
+
+    /// Adds all pages that stay here. What the service has given back since the destination was told of it reads as zero.
+    pub(super) fn leave(&mut self, rest: &mut Remaining) {
+        for (space, followed) in self.segments.iter_mut().filter(|(_, followed)| followed.stays) {
+            let named = std::mem::take(&mut followed.named);
+            rest.put(*space, &Owner::Segment(Arc::clone(&followed.segment)), named);
+        }
     }
 
     /// What the last scan found of them.
@@ -159,7 +198,7 @@ impl Shared {
 
     /// All that is noted of this part has been sent.
     pub(super) fn sent(&mut self, part: Part) {
-        for followed in self.segments.values_mut().filter(|followed| part.has(followed)) {
+        for followed in self.segments.values_mut().filter(|followed| part.has(followed) && !followed.stays) {
             followed.data.clear();
             followed.zero.clear();
         }
@@ -171,8 +210,8 @@ impl Shared {
             return BTreeSet::new();
         }
         let segments = self.segments.values().map(|followed| &followed.segment);
-        let watchable =
-            segments.filter(|segment| *segment.kind() == Kind::Anonymous && segment.size() >= LARGE);
+        let watchable = segments
+            .filter(|segment| *segment.kind() == Kind::Anonymous && segment.size() >= LARGE && !self.stays);
         watchable.map(|segment| segment.inode()).collect()
     }
 
@@ -246,9 +285,18 @@ impl Shared {
         let mut new: Vec<_> = found.into_values().collect();
         new.sort_by_cached_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
         for segment in new.into_iter().take(most.saturating_sub(self.segments.len())) {
-            let Some(space) = FIRST_SPACE.checked_add(self.begun) else { break };
+            // The source finds it again by that, when this daemon has been started anew.
+            let by_inode = match segment.kind() {
+                Kind::Anonymous if self.stays => space_by_inode(segment.inode()),
+                _ => None,
+            };
+            let stays = by_inode.is_some();
+            let by_number = || FIRST_SPACE.checked_add(self.begun);
+            let Some(space) = by_inode.or_else(by_number) else { break };
             self.begun += 1;
             let followed = Followed {
+                stays,
+                named: RangeSet::new(),
                 segment: Arc::new(segment),
                 populated: Vec::new(),
                 scanned: false,
@@ -286,6 +334,13 @@ impl Followed {
     /// Whether this, which has the same identity, was made as it was.
     fn is_like(&self, now: &Segment) -> bool {
         now.size() == self.segment.size() && now.kind() == self.segment.kind()
+    }
+
+    /// Notes all pages that there are.
+    fn look(&mut self) -> std::io::Result<()> {
+        self.populated = self.segment.populated()?;
+        self.data = self.populated.iter().cloned().collect();
+        Ok(())
     }
 
     /// Goes on with this, which has the same identity, if it was made as it was: the kernel, or the service, may have given
@@ -327,6 +382,11 @@ fn identity(segment: &Segment) -> Identity {
 }
 
 impl Pages {
+    /// Pages of shared anonymous memory stay here for after the commit. Before any is found.
+    pub(crate) fn let_shared_stay(&mut self) {
+        self.shared.stays = true;
+    }
+
     /// The page tables that watching shared memory takes, an eighth of it at most, would count for the service's limit.
     pub(crate) fn spare_page_tables(&mut self) {
         self.shared.spares_tables = true;
@@ -383,6 +443,12 @@ impl Pages {
         self.forget(changed);
         if let Some(source) = failed {
             return Err(PagesError::Shared { action: "examined", source });
+        }
+        if self.shared.that_stay().next().is_some() && shared::can_be_opened(pids)? {
+            return Err(PagesError::Openable);
+        }
+        for followed in self.shared.segments.values_mut().filter(|followed| followed.stays) {
+            followed.look().map_err(|source| PagesError::Shared { action: "examined", source })?;
         }
         let changed = self.shared.follow_tmpfs(tmpfs, true);
         self.forget(changed);
@@ -457,6 +523,10 @@ impl Pages {
         let (mut all, mut to_compare) = (false, Vec::new());
         for (space, followed) in self.shared.segments.iter_mut().filter(|(_, followed)| part.has(followed)) {
             if followed.segment.kind().tmpfs().is_some_and(|number| self.shared.unfit.contains(&number)) {
+                continue;
+            }
+            if followed.stays {
+                followed.look().map_err(failed)?;
                 continue;
             }
             let populated = match followed.segment.populated() {
