@@ -8,7 +8,9 @@ use std::{
 };
 
 use godwit_lab::workload::{Preset, Rootfs};
-use godwit_tests::{Bed, Report, compile};
+use godwit_tests::hold::Points;
+use godwit_tests::victim::{Attempt, UNKNOWN, programs_of};
+use godwit_tests::{Bed, Report, compile, wait_for};
 
 const NAME: &str = "shared";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 81);
@@ -99,6 +101,57 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
         assert!(charged > BYTES * 9 / 10, "{mode}: {charged}");
         assert_eq!(members.len(), 4, "the server and its workers, and nobody else: {members:?}");
     }
+}
+
+/// The service looks at all its pages while they follow it, whatever becomes of the daemons meanwhile. Its processes fork,
+/// and write all the time.
+#[test]
+fn shared_memory_that_is_to_follow_does_so_over_restarts_of_both_daemons() {
+    const HELD: &str = "source.pushing";
+    let mut points = None;
+    let bed = Bed::up_with("follows", |config| points = Some(Points::among(config, &[HELD])));
+    let points = points.unwrap();
+    let root = bed.scratch().join("root");
+    Rootfs::new(&root).unwrap();
+    compile("shared.c", &root.join("shared"));
+    let command = ["/shared".to_owned(), MIB.to_string()].into();
+    let preset = Preset { rootfs: root, command, env: Vec::new(), user: None, port: PORT };
+    bed.run("a", NAME, ADDRESS, &preset, &[]);
+    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    let mut written = check(&mut connection, "at the start");
+    let postcopy = ["--mode", "postcopy"];
+    let held = || Attempt::held(&points, HELD, || Attempt::begin(&bed, NAME, "a", "b", &postcopy));
+    let is = |node: &str, state: &str| {
+        wait_for(&format!("the service to be {state} on node {node}"), || {
+            let shown: serde_json::Value = bed.json(node, &["inspect", NAME]);
+            (shown["state"] == state).then_some(())
+        });
+    };
+    let attempt = held();
+    is("b", "running");
+    bed.lab().stop_node("b").unwrap();
+    bed.lab().start_node("b").unwrap();
+    bed.lab().stop_node("a").unwrap();
+    // It was not told how it ended.
+    assert_eq!(attempt.end().code, UNKNOWN);
+    points.let_go(HELD);
+    bed.lab().start_node("a").unwrap();
+    let now = check(&mut connection, "after restarts of both");
+    assert!(now > written, "nothing was written since the last check");
+    written = now;
+    is("a", "remote");
+    assert!(check(&mut connection, "when it is complete") > written);
+    let report = bed.migrate_so(NAME, "b", "a", &postcopy);
+    assert!(report.shared_left_bytes > 0 || !Report::fills_shared(), "{report:?}");
+    check(&mut connection, "back again");
+    // A pager that is killed has the service lost, not changed.
+    let attempt = held();
+    is("b", "running");
+    for pager in programs_of(&bed, "b", "godwit-pager") {
+        rustix::process::kill_process(pager, rustix::process::Signal::KILL).unwrap();
+    }
+    points.let_go(HELD);
+    assert!(attempt.lost().contains("its memory is not complete"));
 }
 
 /// Bytes of shared memory that the cgroup of this process is charged for, and its members without the
