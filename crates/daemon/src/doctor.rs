@@ -71,6 +71,9 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
         checks.push(shared_memory(godwit_memory::tracker::shared_writes()));
     }
     checks.push(lazy_restore(local.userfaultfd));
+    if local.userfaultfd {
+        checks.push(late_shared_memory(godwit_memory::pager::fills_shared()));
+    }
     checks.push(userfaultfd());
     checks.push(pagemap_scan());
     checks.push(soft_dirty());
@@ -228,6 +231,19 @@ fn lazy_restore(works: bool) -> Check {
             "lazy restore",
             "services that arrive are restored from images, with all their pages",
             "CRIU needs userfaultfd as root (and godwitd not --userfaultfd off); modes postcopy and hybrid need it",
+        ),
+    }
+}
+
+/// Whether shared memory can follow a service that comes here.
+fn late_shared_memory(fills: std::io::Result<()>) -> Check {
+    let name = "shared memory that follows";
+    match fills {
+        Ok(()) => ok(name, "in postcopy, services resume before their shared anonymous memory is in place"),
+        Err(error) => degraded(
+            name,
+            format!("in postcopy, shared memory is sent to this node before the freeze: {error}"),
+            "it takes Linux 5.19 (6.10 on arm64), and `echo never >/sys/kernel/mm/transparent_hugepage/shmem_enabled`",
         ),
     }
 }

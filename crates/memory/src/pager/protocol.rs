@@ -23,7 +23,13 @@ use crate::Space;
 /// The versions of this protocol that both sides speak. The client asks for the newest first, and the pager refuses
 /// one that it does not speak. A change that an older program would misunderstand makes a new version, and the one
 /// before it stays for a release: a pager outlives the daemon that started it, upgrades included.
-pub const VERSIONS: RangeInclusive<u32> = 1..=1;
+///
+/// Since 2 there is `Share`. A pager that fills shared memory speaks no older one: a daemon that does not know of that would
+/// take the pages for some that nobody asked for.
+pub const VERSIONS: RangeInclusive<u32> = 1..=2;
+
+/// The oldest that a pager speaks which fills shared memory.
+pub(crate) const SHARES: u32 = 2;
 
 /// Most entries of one packet, so that taking one never keeps a fault waiting for long.
 pub(crate) const MAX_ENTRIES: usize = 256;

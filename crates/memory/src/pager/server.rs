@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,7 +30,7 @@ use nix::sys::stat::Mode;
 use super::connection::Connection;
 use super::index::IndexError;
 use super::protocol::{
-    Answer, ExtentList, MAX_ENTRIES, Nothing, Request, StoredList, ToPager, VERSIONS, Welcome,
+    Answer, ExtentList, MAX_ENTRIES, Nothing, Request, SHARES, StoredList, ToPager, VERSIONS, Welcome,
 };
 use super::restorer::{Restorer, RestorerListener, Word};
 use super::state::{FIRST_LIVE, State, Work};
@@ -254,11 +255,11 @@ impl Server {
             return Err("a request before the hello".into());
         }
         let answers = match request {
-            Request::Hello(hello) if VERSIONS.contains(&hello.version) => {
+            Request::Hello(hello) if self.versions().contains(&hello.version) => {
                 return self.hello(number).map(|()| false);
             }
             Request::Hello(hello) => {
-                let (oldest, newest) = VERSIONS.into_inner();
+                let (oldest, newest) = self.versions().into_inner();
                 vec![Answer::Refused(format!(
                     "the client asks for version {} of the protocol, and the pager speaks {oldest} to {newest}",
                     hello.version
@@ -337,6 +338,12 @@ impl Server {
             }
             Ok(())
         })
+    }
+
+    /// The versions that it speaks as it is.
+    fn versions(&self) -> RangeInclusive<u32> {
+        let shares = self.with_state(|state| state.shares());
+        if shares { SHARES..=*VERSIONS.end() } else { VERSIONS }
     }
 
     fn hello(&mut self, number: u64) -> Result<(), String> {

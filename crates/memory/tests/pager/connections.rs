@@ -132,7 +132,7 @@ fn the_socket_is_for_the_owner_alone() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-fn raw(pager: &Pager) -> OwnedFd {
+pub(crate) fn raw(pager: &Pager) -> OwnedFd {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     connect(socket.as_raw_fd(), &UnixAddr::new(&pager.path().join("pager.sock")).unwrap()).unwrap();
     socket

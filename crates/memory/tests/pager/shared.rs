@@ -1,12 +1,16 @@
 //! Shared memory whose pages come while its processes run.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use godwit_memory::pager::{Event, PagerError, Restored};
 use godwit_memory::shared::{FIRST_SPACE, Kind, Replica};
 
+use nix::sys::socket::{MsgFlags, recv, send};
+
 use crate::child::{Child, Op, P, next_random, place};
+use crate::connections::raw;
 use crate::service::{Criu, Pager, put, tags};
 use crate::{BASE, ELSEWHERE};
 
@@ -156,6 +160,26 @@ fn pages_that_are_collapsed_moved_or_mapped_twice_come_all_the_same() {
     assert_eq!(child.ask(Op::Read, BASE, HUGE, 0), wanted[..at]);
     assert_eq!(child.ask(Op::Read, ELSEWHERE, 10, 0), wanted[at..at + 10]);
     assert_eq!(child.ask(Op::Read, BASE + 2 * HUGE * P, HUGE, 0), wanted[2 * at..]);
+}
+
+/// Whether the pager speaks with a client of the first version.
+fn speaks_with_the_first(pager: &Pager) -> bool {
+    let socket = raw(pager);
+    send(socket.as_raw_fd(), &[0x08, 1, 0x12, 2, 0x08, 1], MsgFlags::MSG_NOSIGNAL).unwrap();
+    let mut answer = [0; 1000];
+    let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
+    !String::from_utf8_lossy(&answer[..length]).contains("the pager speaks 2 to 2")
+}
+
+#[test]
+fn a_daemon_that_does_not_know_of_shared_memory_is_refused_until_all_is_there() {
+    let mut service = Service::new(2, 1).run();
+    assert!(!speaks_with_the_first(&service.pager));
+    service.pager.reconnect();
+    service.send(0, &[5, 6]);
+    service.pager.wait_for(&Event::Done);
+    assert!(speaks_with_the_first(&service.pager));
+    assert_eq!(service.processes[0].ask(Op::Read, BASE, 2, 0), [5, 6]);
 }
 
 #[test]

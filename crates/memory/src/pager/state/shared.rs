@@ -118,6 +118,11 @@ impl State {
         Ok(())
     }
 
+    /// Whether it fills any, as far as it knows.
+    pub(crate) fn shares(&self) -> bool {
+        !self.segments.is_empty()
+    }
+
     /// Whether pages of it are still to be filled.
     pub(super) fn lacks_shared(&self) -> bool {
         self.segments.keys().any(|space| self.index.has(*space))

@@ -141,6 +141,8 @@ pub(super) struct Shared {
     spares_tables: bool,
     /// Whether pages of shared anonymous memory stay here for after the commit.
     stays: bool,
+    /// Processes that cannot get at that by another way than mapping it.
+    plain: BTreeSet<i32>,
     /// Whether copies of files' pages are followed, of all processes.
     copied: bool,
     /// Whether they never are: CRIU's images are too large to be written once more.
@@ -164,6 +166,20 @@ impl Shared {
     pub(super) fn that_stay(&self) -> impl Iterator<Item = (Space, Owner)> {
         let stay = self.segments.iter().filter(|(_, followed)| followed.stays);
         stay.map(|(space, followed)| (*space, Owner::Segment(Arc::clone(&followed.segment))))
+    }
+
+    /// Fails where a process can get at memory whose pages stay here by another way than mapping it. One that could not
+    /// cannot later.
+    fn only_mapped(&mut self, pids: &[i32]) -> Result<(), PagesError> {
+        if !self.stays {
+            return Ok(());
+        }
+        let new: Vec<i32> = pids.iter().copied().filter(|pid| !self.plain.contains(pid)).collect();
+        if shared::can_be_opened(&new)? {
+            return Err(PagesError::Openable);
+        }
+        self.plain.extend(new);
+        Ok(())
     }
 
     /// Pages that stay here and that the destination was told of.
@@ -400,6 +416,7 @@ impl Pages {
         kinds: Kinds,
         tmpfs: Vec<Tmpfs>,
     ) -> Result<Option<Segments>, PagesError> {
+        self.shared.only_mapped(pids)?;
         let found = if kinds.memory || kinds.system_v { shared::find(pids)? } else { Vec::new() };
         let found = found.into_iter().filter(|segment| kinds.has(segment.kind()));
         let changed = self.shared.follow(by_identity(found));
@@ -444,9 +461,7 @@ impl Pages {
         if let Some(source) = failed {
             return Err(PagesError::Shared { action: "examined", source });
         }
-        if self.shared.that_stay().next().is_some() && shared::can_be_opened(pids)? {
-            return Err(PagesError::Openable);
-        }
+        self.shared.only_mapped(pids)?;
         for followed in self.shared.segments.values_mut().filter(|followed| followed.stays) {
             followed.look().map_err(|source| PagesError::Shared { action: "examined", source })?;
         }
