@@ -62,6 +62,11 @@ fn shared_buffers_move_under_pgbench_before_the_freeze() {
             report.frozen_ms / idle.frozen_ms,
             report.shared_dump_bytes >> 10,
         );
+        let long = report.timeline.iter().filter(|span| span.ms > 10.0);
+        println!(
+            "  {}",
+            long.map(|span| format!("{} {:.0}", span.what, span.ms)).collect::<Vec<_>>().join(", ")
+        );
         let follows = mode == "postcopy" && Report::fills_shared();
         let before = if follows { report.shared_left_bytes } else { report.shared_bytes };
         assert!(before > (buffers / 2) << 20, "{report:?}");

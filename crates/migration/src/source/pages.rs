@@ -407,7 +407,7 @@ impl Pages {
             leaving.recent.put(*space, &owner, recent);
             leaving.rest.put(*space, &owner, rest);
         }
-        self.shared.leave(&mut leaving.rest);
+        self.shared.leave(&mut leaving.shared);
         leaving
     }
 }

@@ -1,5 +1,6 @@
 //! Residual pages, and the order in which they go: faulted pages, with those around them; those written last; the
-//! others. Pages that CRIU may change while it dumps have to wait, and a few stay until the commit.
+//! others; those of shared memory. Pages that CRIU may change while it dumps have to wait, and a few, with those of shared
+//! memory, stay until the commit.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,14 +47,21 @@ struct Shelf {
     /// Taken first.
     first: Remaining,
     rest: Remaining,
+    /// Not to be taken before the commit.
+    shared: Remaining,
     /// Not to be taken while CRIU dumps.
     untouched: Remaining,
-    /// How many there are in all.
+    /// How many there are in all, and of shared memory.
     pages: u64,
+    shared_pages: u64,
     /// The service has been committed to the destination.
     committed: bool,
     /// No more pages are taken.
     closed: bool,
+}
+
+fn pages(range: &Range) -> u64 {
+    (range.end - range.start) / PAGE_SIZE
 }
 
 impl Shelf {
@@ -63,21 +71,27 @@ impl Shelf {
         if most == 0 {
             return None;
         }
-        let taken = self.first.take(most).or_else(|| self.rest.take(most));
-        if let Some((_, _, range)) = &taken {
-            self.pages -= (range.end - range.start) / PAGE_SIZE;
+        let mut taken = self.first.take(most).or_else(|| self.rest.take(most));
+        if self.committed && taken.is_none() {
+            taken = self.shared.take(most);
+            self.shared_pages -= taken.as_ref().map_or(0, |(_, _, range)| pages(range));
         }
+        self.pages -= taken.as_ref().map_or(0, |(_, _, range)| pages(range));
         taken
     }
 
     /// How many pages may go unasked.
     fn loose(&self) -> u64 {
-        self.pages.saturating_sub(if self.committed { 0 } else { SPARED })
+        match self.committed {
+            true => self.pages,
+            false => self.pages.saturating_sub(SPARED + self.shared_pages),
+        }
     }
 
     /// Takes those of these pages that are there.
     fn remove(&mut self, space: Space, range: &Range) -> RangeSet<u64> {
-        let mut taken = RangeSet::new();
+        let mut taken = self.shared.remove(space, range);
+        self.shared_pages -= pages_of(&taken);
         for remaining in [&mut self.first, &mut self.rest, &mut self.untouched] {
             taken.extend(remaining.remove(space, range));
         }
@@ -96,9 +110,10 @@ impl Residual {
     /// All of these, of a frozen service. Those that CRIU may change for a moment are not pushed before
     /// [`Residual::dumped`].
     pub(crate) fn new(owners: BTreeMap<Space, Owner>, leaving: Leaving) -> Self {
-        let Leaving { recent, rest, untouched, retained } = leaving;
-        let pages = recent.pages() + rest.pages() + untouched.pages();
-        let shelf = Shelf { first: recent, rest, untouched, pages, ..Shelf::default() };
+        let Leaving { recent, rest, shared, untouched, retained } = leaving;
+        let shared_pages = shared.pages();
+        let pages = recent.pages() + rest.pages() + shared_pages + untouched.pages();
+        let shelf = Shelf { first: recent, rest, shared, untouched, pages, shared_pages, ..Shelf::default() };
         Self::with(shelf, owners, retained)
     }
 
@@ -204,7 +219,7 @@ mod tests {
     use super::*;
 
     /// Pages of this process, whose contents do not matter.
-    fn pages(process: &Owner, range: std::ops::Range<u64>) -> Remaining {
+    fn of(process: &Owner, range: std::ops::Range<u64>) -> Remaining {
         let mut remaining = Remaining::default();
         let mut set = RangeSet::new();
         set.insert(range.start * PAGE_SIZE..range.end * PAGE_SIZE);
@@ -217,10 +232,10 @@ mod tests {
         let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         let process = Owner::Process(Arc::new(process));
         let leaving = Leaving {
-            recent: pages(&process, 100..110),
-            rest: pages(&process, 0..10),
-            untouched: pages(&process, 200..210),
-            retained: None,
+            recent: of(&process, 100..110),
+            rest: of(&process, 0..10),
+            untouched: of(&process, 200..210),
+            ..Leaving::default()
         };
         Residual::new(BTreeMap::from([(1, process)]), leaving)
     }
@@ -246,6 +261,20 @@ mod tests {
         residual.committed();
         assert_eq!(taken(residual), [(200, 210), (0, 6)]);
         assert!(residual.take().is_none(), "nobody waits for more when all is sent");
+    }
+
+    #[test]
+    fn shared_memory_stays_until_the_commit_unless_it_is_asked_for() {
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let process = Owner::Process(Arc::new(process));
+        let (rest, shared) = (of(&process, 0..20), of(&process, 100..140));
+        let leaving = Leaving { rest, shared, ..Leaving::default() };
+        let residual = &Residual::new(BTreeMap::from([(1, process)]), leaving);
+        assert_eq!(taken(residual), [(16, 20)]);
+        let (_, fresh, _) = residual.want(1, 110).unwrap();
+        assert!(fresh && residual.pages() == 55);
+        residual.committed();
+        assert_eq!(taken(residual), [(0, 16), (111, 140), (100, 110)]);
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub(crate) struct Leaving {
     pub(crate) recent: Remaining,
     /// The others.
     pub(crate) rest: Remaining,
+    /// Those of shared memory. They are many, and nothing waits for them before the commit: what it takes to send them
+    /// would lengthen the dump and the restore.
+    pub(crate) shared: Remaining,
     /// Those that must not be read while CRIU dumps.
     pub(crate) untouched: Remaining,
     /// What the destination retained when the service left it.

@@ -198,10 +198,10 @@ impl Shared {
     }
 
     /// Adds all pages that stay here. What the service has given back since the destination was told of it reads as zero.
-    pub(super) fn leave(&mut self, rest: &mut Remaining) {
+    pub(super) fn leave(&mut self, shared: &mut Remaining) {
         for (space, followed) in self.segments.iter_mut().filter(|(_, followed)| followed.stays) {
             let named = std::mem::take(&mut followed.named);
-            rest.put(*space, &Owner::Segment(Arc::clone(&followed.segment)), named);
+            shared.put(*space, &Owner::Segment(Arc::clone(&followed.segment)), named);
         }
     }
 
