@@ -154,14 +154,15 @@ pub fn space_by_inode(inode: u64) -> Option<Space> {
     Space::try_from(inode).ok().filter(|inode| *inode < 1 << 30).map(|inode| FIRST_BY_INODE | inode)
 }
 
-/// Whether one of these processes can read or write shared anonymous memory by another way than mapping it.
+/// Whether one of these processes can have shared anonymous memory otherwise than by touching its pages: it can open what
+/// others have mapped, or has locked memory, which is in place when it is mapped.
 ///
 /// # Errors
 /// A process that lives cannot be examined.
-pub fn can_be_opened(pids: &[i32]) -> Result<bool, ProcessError> {
+pub fn needs_in_place(pids: &[i32]) -> Result<bool, ProcessError> {
     for &pid in pids {
         match Process::open(pid).and_then(|process| process.status()) {
-            Ok(status) if status.opens_mapped() => return Ok(true),
+            Ok(status) if status.opens_mapped() || status.locked_kib > 0 => return Ok(true),
             Ok(_) | Err(ProcessError::Gone { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -187,6 +188,30 @@ pub fn find(pids: &[i32]) -> Result<Vec<Segment>, ProcessError> {
         })?;
     }
     Ok(found.into_values().flatten().collect())
+}
+
+/// The shared anonymous memory that these processes map, by its inode, whatever else is to be said of it.
+///
+/// # Errors
+/// A process that lives cannot be examined, or what it maps cannot be opened.
+pub fn anonymous(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
+    let mut found = BTreeMap::new();
+    for &pid in pids {
+        let process = match Process::open(pid) {
+            Err(ProcessError::Gone { .. }) => continue,
+            process => process?,
+        };
+        for mapping in mappings(&process.text("maps")?) {
+            if mapping.memory == Memory::Anonymous && !found.contains_key(&mapping.inode) {
+                let failed =
+                    |source| ProcessError::Io { pid, action: "open its shared memory".into(), source };
+                if let Some(segment) = Segment::mapped(&process, &mapping).map_err(failed)? {
+                    found.insert(mapping.inode, segment);
+                }
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Those of System V among them.

@@ -12,7 +12,6 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
@@ -20,12 +19,11 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::Flock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, getpid};
 
-use super::uffd::Uffd;
+use super::uffd::{Uffd, Unreadable};
 use super::{GUARD, PagerError};
 use crate::process::pidfd;
 
@@ -100,7 +98,7 @@ fn stand_by(guarded: &OwnedFd, lock: &File) -> ! {
         std::process::exit(1);
     }
     // Whoever fails from here on holds what there is.
-    let gone = close_others(lock.as_raw_fd()).and_then(|held| Ok(until_gone(held)?));
+    let gone = close_others(lock.as_raw_fd()).and_then(until_gone);
     if gone.is_ok() {
         std::process::exit(0);
     }
@@ -110,12 +108,10 @@ fn stand_by(guarded: &OwnedFd, lock: &File) -> ! {
 }
 
 /// Returns when there is no process left behind any of these.
-fn until_gone(mut held: Vec<Uffd>) -> Result<(), Errno> {
-    let length = NonZeroUsize::MIN.saturating_add(4095);
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-    let unreadable = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE)? };
+fn until_gone(mut held: Vec<Uffd>) -> io::Result<()> {
+    let unreadable = Unreadable::new()?;
     loop {
-        held.retain(|uffd| !uffd.has_ended(unreadable.as_ptr().cast()));
+        held.retain(|uffd| !uffd.has_ended(&unreadable));
         if held.is_empty() {
             return Ok(());
         }

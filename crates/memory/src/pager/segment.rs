@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 
 use super::store::Store;
-use super::uffd::Uffd;
+use super::uffd::{HOLE, Outcome, Uffd};
 use crate::{PAGE_SIZE, Range};
 
 /// What the kernel does with pages of shared memory that are larger than [`PAGE_SIZE`].
@@ -26,12 +26,16 @@ const HUGE: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 /// Shared memory of the service.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    inode: u64,
+    /// Device and inode.
+    file: (u64, u64),
     start: NonNull<c_void>,
     length: NonZeroUsize,
     /// Keeps the kernel from making pages in the mapping.
-    _own: Uffd,
+    own: Uffd,
 }
+
+/// How often a page is tried again that the kernel has, and does not let be written.
+const TRIES: u32 = 16;
 
 // SAFETY: the mapping is only ever written by the kernel on our behalf, and lives as long as the value.
 unsafe impl Send for Segment {}
@@ -66,17 +70,18 @@ impl Segment {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, &file, 0) }?;
-        let segment = Self { inode: metadata.ino(), start, length, _own: own };
+        let file = (metadata.dev(), metadata.ino());
+        let segment = Self { file, start, length, own };
         // SAFETY: the range is the mapping just made; it changes nothing but what a core dump has.
         let _ = unsafe { madvise(start, length.get(), MmapAdvise::MADV_DONTDUMP) };
         let at = start.addr().get() as u64;
-        segment._own.register_own(&(at..at + length.get() as u64))?;
+        segment.own.register_own(&(at..at + length.get() as u64))?;
         Ok(segment)
     }
 
-    /// By which it is found in the mappings of processes.
-    pub(crate) fn inode(&self) -> u64 {
-        self.inode
+    /// Device and inode, by which it is found in the mappings of processes.
+    pub(crate) fn file(&self) -> (u64, u64) {
+        self.file
     }
 
     /// Its bytes, in whole pages.
@@ -89,7 +94,7 @@ impl Segment {
         if range.end > self.size() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut at = range.start;
+        let (mut at, mut tries) = (range.start, 0);
         while at < range.end {
             let offset = i64::try_from(slot * PAGE_SIZE + (at - range.start)).map_err(io::Error::other)?;
             let length = usize::try_from(range.end - at).map_err(io::Error::other)?;
@@ -99,9 +104,24 @@ impl Segment {
             match Errno::result(read) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 // A page may have gone while it was filled: the rest of it with it.
-                Ok(read) => at += u64::try_from(read).map_err(io::Error::other)?,
+                Ok(read) => (at, tries) = (at + u64::try_from(read).map_err(io::Error::other)?, 0),
                 Err(Errno::EINTR) => {}
-                Err(Errno::EFAULT) => at = (at + 1).next_multiple_of(PAGE_SIZE),
+                Err(Errno::EFAULT) => {
+                    match self.own.go_on(start.addr() as u64 / PAGE_SIZE * PAGE_SIZE, PAGE_SIZE) {
+                        HOLE => (at, tries) = ((at + 1).next_multiple_of(PAGE_SIZE), 0),
+                        // It came back from the swap, or will.
+                        Outcome::Filled(_) | Outcome::Exists | Outcome::Again | Outcome::NoMemory
+                            if tries < TRIES =>
+                        {
+                            tries += 1;
+                        }
+                        other => {
+                            return Err(io::Error::other(format!(
+                                "the page at {at:#x} cannot be written: {other:?}"
+                            )));
+                        }
+                    }
+                }
                 Err(errno) => return Err(errno.into()),
             }
         }

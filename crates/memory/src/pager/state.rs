@@ -35,11 +35,14 @@ use super::protocol::{Answer, Extent, Nothing, State as Summary, Stored};
 use super::segment::Segment;
 use super::store::Store;
 use super::tables::Tables;
-use super::uffd::{Event, Uffd};
+use super::uffd::{Event, Uffd, Unreadable};
 use crate::{Range, Space};
 
 /// Reads of one process's messages in one turn, so that one process does not keep the others out.
 const READS: usize = 4;
+
+/// Live processes from which on those that have ended are looked for.
+const SWEEP_FROM: usize = 256;
 
 /// All addresses.
 const EVERYTHING: Range = 0..u64::MAX;
@@ -85,6 +88,8 @@ pub(crate) struct State {
     epoll: Arc<Epoll>,
     lives: BTreeMap<LiveId, Live>,
     next_live: LiveId,
+    /// So many of them there may be before those that have ended are looked for.
+    sweep_from: usize,
     /// Spaces whose process has come.
     registered: BTreeSet<Space>,
     /// What the process of each other space will lack. It is kept at hand, as it is made of as many
@@ -128,6 +133,7 @@ impl State {
             epoll,
             lives: BTreeMap::new(),
             next_live: FIRST_LIVE,
+            sweep_from: SWEEP_FROM,
             registered: BTreeSet::new(),
             prepared: BTreeMap::new(),
             in_images: BTreeMap::new(),
@@ -337,23 +343,31 @@ impl State {
             }
         }
         // The kernel gives faults before events, and refuses to answer them while events are unread.
-        let mut faults = Vec::new();
+        let (mut faults, mut changed) = (Vec::new(), Vec::<Range>::new());
         for event in events {
             match event {
                 Event::Fault { address, minor } => faults.push((address, minor)),
                 Event::Fork(child) => self.forked(id, child),
-                Event::Remap { from, to, len } => self.remapped(id, &(from..from + len), to),
+                Event::Remap { from, to, len } => {
+                    self.remapped(id, &(from..from + len), to);
+                    changed.extend([from..from + len, to..to + len]);
+                }
                 Event::Remove(range) => self.emptied(id, &range, Layout::remove),
                 Event::Unmap(range) => {
+                    self.stop_waiting_for_shared(id, &range);
                     if let Some(live) = self.lives.get_mut(&id) {
                         live.view.unmap(&range);
                     }
                     self.emptied(id, &range, Layout::unmap);
+                    changed.push(range);
                 }
             }
         }
         for (destination, is_minor) in faults {
-            self.serve(id, destination, is_minor);
+            // Who waited there was woken, and faults again.
+            if !changed.iter().any(|range| range.contains(&destination)) {
+                self.serve(id, destination, is_minor);
+            }
         }
         self.close_if_empty(id);
         self.check_shared();
@@ -391,6 +405,10 @@ impl State {
     }
 
     fn forked(&mut self, parent: LiveId, uffd: Uffd) {
+        if self.lives.len() >= self.sweep_from {
+            self.sweep();
+            self.sweep_from = (self.lives.len() * 2).max(SWEEP_FROM);
+        }
         let Some(live) = self.lives.get(&parent) else { return };
         let child = Live {
             space: live.space,
@@ -410,6 +428,9 @@ impl State {
     }
 
     fn remapped(&mut self, id: LiveId, from: &Range, to: u64) {
+        for range in [from.clone(), to..to + (from.end - from.start)] {
+            self.stop_waiting_for_shared(id, &range);
+        }
         let Some(live) = self.lives.get_mut(&id) else { return };
         live.view.remap(from, to);
         let (moved, lost) = live.layout.remap(from, to);
@@ -438,6 +459,19 @@ impl State {
     }
 
     // Bookkeeping.
+
+    /// Drops processes that have ended of which the kernel has not said so: nothing is put into one that lacks nothing but
+    /// shared memory.
+    fn sweep(&mut self) {
+        let unreadable = match Unreadable::new() {
+            Ok(unreadable) => unreadable,
+            Err(error) => return tracing::warn!(%error, "cannot look for processes that have ended"),
+        };
+        let ended = self.lives.iter().filter(|(_, live)| live.uffd.has_ended(&unreadable));
+        for id in ended.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.drop_live(id);
+        }
+    }
 
     /// Pages are where they belong in this process.
     fn no_longer_lacking(&mut self, id: LiveId, destination: &Range) {

@@ -11,7 +11,6 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 
-use crate::process::nameless::{Mapping, mappings};
 use crate::process::{AreaKind, Process, ProcessError};
 use crate::tracker::{Protect, Scanner};
 use crate::{PAGE_SIZE, Range, Space};
@@ -85,9 +84,9 @@ impl Tables {
         Ok(areas.iter().any(|area| area.kind == AreaKind::Private && area.range.contains(&address)))
     }
 
-    /// Its mappings of shared memory without a name.
-    pub(crate) fn shared(&self) -> Result<Vec<Mapping>, ProcessError> {
-        Ok(mappings(&self.process.text("maps")?))
+    /// What its mappings are, as the kernel writes it.
+    pub(crate) fn maps(&self) -> Result<String, ProcessError> {
+        self.process.text("maps")
     }
 
     /// Whether another process of its PID namespace has a guard page at this address.

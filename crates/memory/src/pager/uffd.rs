@@ -3,10 +3,13 @@
 //! Source: `Documentation/admin-guide/mm/userfaultfd.rst`, `include/uapi/linux/userfaultfd.h`.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::PAGE_SIZE;
 
@@ -131,6 +134,23 @@ pub(crate) enum Outcome {
 /// Of UFFDIO_CONTINUE: the shared memory has no page there.
 pub(crate) const HOLE: Outcome = Outcome::Strange(Errno::EFAULT);
 
+/// A page of this process that cannot be read: so nothing of it is put anywhere.
+#[derive(Debug)]
+pub(crate) struct Unreadable(NonNull<libc::c_void>);
+
+// SAFETY: nobody reads or writes the page.
+unsafe impl Send for Unreadable {}
+
+impl Unreadable {
+    /// It stays as long as this process lives.
+    pub(crate) fn new() -> io::Result<Self> {
+        let length = NonZeroUsize::MIN.saturating_add(4095);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let page = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_NONE, MapFlags::MAP_PRIVATE) };
+        Ok(Self(page?))
+    }
+}
+
 /// A userfaultfd, non-blocking.
 #[derive(Debug)]
 pub(crate) struct Uffd(OwnedFd);
@@ -154,6 +174,10 @@ impl Uffd {
         let mut request = raw::Api { api: raw::API, features, ioctls: 0 };
         // SAFETY: the structure is the one the ioctl takes.
         unsafe { raw::api(fd.as_raw_fd(), &raw mut request) }?;
+        // Some kernels say yes to what they were built without.
+        if request.features & features != features {
+            return Err(io::Error::other("this kernel's userfaultfd does not have shared memory filled"));
+        }
         Ok(Self(fd))
     }
 
@@ -162,11 +186,10 @@ impl Uffd {
         Self(fd)
     }
 
-    /// Whether the process behind it is gone. `unreadable` is a page of this process that cannot be read:
-    /// so nothing is put anywhere.
-    pub(crate) fn has_ended(&self, unreadable: *const u8) -> bool {
+    /// Whether the process behind it is gone.
+    pub(crate) fn has_ended(&self, unreadable: &Unreadable) -> bool {
         // Any address that can be one: the process is looked for before the area.
-        self.copy(1 << 30, unreadable, PAGE_SIZE) == Outcome::Ended
+        self.copy(1 << 30, unreadable.0.as_ptr().cast(), PAGE_SIZE) == Outcome::Ended
     }
 
     /// Takes messages there are, at most [`MESSAGES`]; `true` if there may be more. The kernel gives

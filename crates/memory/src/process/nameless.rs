@@ -66,19 +66,52 @@ pub(crate) fn can_be_told(name: &str) -> bool {
 /// The mappings of memory that may be a segment, from the text of `maps`.
 pub(crate) fn mappings(text: &str) -> Vec<Mapping> {
     let Some(device) = device() else { return Vec::new() };
-    let device = format!("{:02x}:{:02x}", libc::major(device), libc::minor(device));
+    let device = title(device);
     text.lines().filter_map(|line| mapping(line, &device)).collect()
 }
 
+/// The mappings of a file with this device and inode, whatever its name is, with where in the file they begin, bytes.
+pub(crate) fn mappings_of(text: &str, (device, inode): (u64, u64)) -> Vec<(Range, u64)> {
+    let device = title(device);
+    let of_file = text.lines().filter_map(line).filter(|line| line.device == device && line.inode == inode);
+    // Of a segment of System V the number is none of an inode.
+    let of_file = of_file.filter(|line| !line.path.starts_with(SYSTEM_V));
+    of_file.map(|line| (line.range, line.offset)).collect()
+}
+
+/// A device as it is written there.
+fn title(device: u64) -> String {
+    format!("{:02x}:{:02x}", libc::major(device), libc::minor(device))
+}
+
+/// What a line of `maps` says.
+struct Line<'a> {
+    range: Range,
+    permissions: &'a [u8],
+    offset: u64,
+    device: &'a str,
+    inode: u64,
+    path: &'a str,
+}
+
 /// One line, as `7f0c000-7f0d000 rw-s 00000000 00:01 4711    /dev/zero (deleted)`.
-fn mapping(line: &str, shared: &str) -> Option<Mapping> {
+fn line(line: &str) -> Option<Line<'_>> {
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
-    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
-    let &[_, _, execute, sharing] = words.next()?.as_bytes() else { return None };
-    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
-    let (device, inode) = (words.next()?, words.next()?.parse::<u64>().ok()?);
-    let path = words.next()?.trim_start().strip_suffix(DELETED)?;
+    Some(Line {
+        range: u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?,
+        permissions: words.next()?.as_bytes(),
+        offset: u64::from_str_radix(words.next()?, 16).ok()?,
+        device: words.next()?,
+        inode: words.next()?.parse().ok()?,
+        path: words.next().unwrap_or_default().trim_start(),
+    })
+}
+
+fn mapping(text: &str, shared: &str) -> Option<Mapping> {
+    let Line { range, permissions, offset, device, inode, path } = line(text)?;
+    let &[_, _, execute, sharing] = permissions else { return None };
+    let path = path.strip_suffix(DELETED)?;
     // CRIU knows it by 32 bits.
     if device != shared || u32::try_from(inode).is_err() {
         return None;
@@ -120,5 +153,13 @@ mod tests {
         assert_eq!((&found[0].memory, &found[1].memory), (&Memory::Anonymous, &two_words));
         assert_eq!(found[4].memory, Memory::SystemV);
         assert_eq!((&found[1].range, found[1].offset), (&(0x7f20_0000_1000..0x7f20_0000_2000), 0x1000));
+        // By its file each is found, but for a segment of System V.
+        for (inode, start) in [(5, 0), (8, 3), (11, 6), (1 << 32, 7)] {
+            let range = 0x7f20_0000_0000 + start * 0x1000..0x7f20_0000_1000 + start * 0x1000;
+            assert_eq!(mappings_of(text, (libc::makedev(0, 1), inode)), [(range, 0)]);
+        }
+        for nothing in [(libc::makedev(0, 1), 9), (libc::makedev(0, 2), 5)] {
+            assert_eq!(mappings_of(text, nothing), []);
+        }
     }
 }

@@ -74,6 +74,9 @@ impl Drop for Rest {
     }
 }
 
+/// Bytes that are allocated at once.
+const AT_ONCE: u64 = 64 << 20;
+
 /// [`PAGE_SIZE`] for mappings.
 const PAGE: NonZeroUsize = NonZeroUsize::MIN.saturating_add(4095);
 
@@ -204,9 +207,19 @@ impl Replica {
     /// # Errors
     /// They are not within it, or there is no memory.
     pub fn allocate(&self, range: &Range) -> io::Result<()> {
-        let Range { start, end } = self.within(range)?;
+        let Range { mut start, end } = self.within(range)?;
         let number = |number: u64| i64::try_from(number).map_err(io::Error::other);
-        Ok(fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, number(start)?, number(end - start)?)?)
+        while start < end {
+            // A signal undoes what one call has made.
+            let length = (end - start).min(AT_ONCE);
+            match fallocate(&self.file, FallocateFlags::FALLOC_FL_KEEP_SIZE, number(start)?, number(length)?)
+            {
+                Ok(()) => start += length,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
     }
 
     /// These pages read as zero from now on, and take no memory.

@@ -35,6 +35,8 @@ pub(crate) enum Op {
     Map,
     /// Maps shared memory at (a, pages b) from its beginning; c is its place, by [`place`].
     MapShared,
+    /// Locks (a, pages b).
+    Lock,
     /// Gives the pages of (a, pages b) back, of the shared memory that is there.
     Remove,
     /// Asks for one huge page in place of (a, pages b); answers whether there is one.
@@ -73,13 +75,14 @@ pub(crate) enum Op {
     Exit,
 }
 
-const OPS: [Op; 25] = [
+const OPS: [Op; 26] = [
     Op::Uffd,
     Op::Register,
     Op::Watch,
     Op::Close,
     Op::Map,
     Op::MapShared,
+    Op::Lock,
     Op::Remove,
     Op::Collapse,
     Op::Duplicate,
@@ -262,6 +265,8 @@ fn serve(stream: UnixStream, mut uffd: RawFd) -> ! {
             Op::Map => map(a, b),
             Op::MapShared => map_shared(a, b, c),
             // SAFETY: the test's own mappings.
+            Op::Lock => check(unsafe { libc::mlock(ptr(a).cast(), bytes_of(b)) }),
+            // SAFETY: as above.
             Op::Remove => check(unsafe { libc::madvise(ptr(a).cast(), bytes_of(b), libc::MADV_REMOVE) }),
             Op::Collapse => {
                 // SAFETY: as above.

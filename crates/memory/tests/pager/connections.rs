@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
-use godwit_memory::pager::{Client, Event, Extent, PagerError, Stored};
+use godwit_memory::pager::{Client, Event, Extent, PagerError, Stored, VERSIONS};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
 
 use crate::child::{Op, P};
@@ -179,23 +179,29 @@ fn garbage_ends_the_connection_and_nothing_else() {
     assert_eq!(pager.client.state().unwrap(), state);
 }
 
-/// A pager of another version: it lives, and answers a hello with `answer`, or by closing the connection.
-fn other_version(directory: &std::path::Path, answer: Option<Vec<u8>>) -> std::thread::JoinHandle<()> {
+/// A pager of another version: it lives, and answers so many hellos with `answer`, or by closing the connection.
+fn other_version(
+    directory: &std::path::Path,
+    answer: Option<Vec<u8>>,
+    hellos: usize,
+) -> std::thread::JoinHandle<()> {
     use std::os::fd::FromRawFd;
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     nix::sys::socket::bind(listener.as_raw_fd(), &UnixAddr::new(&directory.join("pager.sock")).unwrap())
         .unwrap();
     nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(4).unwrap()).unwrap();
     std::thread::spawn(move || {
-        let fd = nix::sys::socket::accept(listener.as_raw_fd()).unwrap();
-        // SAFETY: it was just made.
-        let client = unsafe { OwnedFd::from_raw_fd(fd) };
-        let mut hello = [0; 100];
-        assert!(recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).unwrap() > 0);
-        if let Some(answer) = answer {
-            send(client.as_raw_fd(), &answer, MsgFlags::MSG_NOSIGNAL).unwrap();
-            // Until the client goes.
-            assert_eq!(recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()), Ok(0));
+        for _ in 0..hellos {
+            let fd = nix::sys::socket::accept(listener.as_raw_fd()).unwrap();
+            // SAFETY: it was just made.
+            let client = unsafe { OwnedFd::from_raw_fd(fd) };
+            let mut hello = [0; 100];
+            assert!(recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()).unwrap() > 0);
+            if let Some(answer) = &answer {
+                send(client.as_raw_fd(), answer, MsgFlags::MSG_NOSIGNAL).unwrap();
+                // Until the client goes.
+                assert_eq!(recv(client.as_raw_fd(), &mut hello, MsgFlags::empty()), Ok(0));
+            }
         }
     })
 }
@@ -209,7 +215,8 @@ fn a_pager_of_another_version_is_told_from_one_that_has_failed() {
         let _lives = nix::fcntl::Flock::lock(lock, nix::fcntl::FlockArg::LockExclusiveNonblock)
             .map_err(|(_, e)| e)
             .unwrap();
-        let pager = other_version(directory.path(), answer.clone());
+        // It is asked in each version.
+        let pager = other_version(directory.path(), answer.clone(), VERSIONS.count());
         let met = Client::connect(directory.path()).map(drop);
         assert!(matches!(met, Err(PagerError::Version { .. })), "{answer:?}: {met:?}");
         pager.join().unwrap();
@@ -219,7 +226,7 @@ fn a_pager_of_another_version_is_told_from_one_that_has_failed() {
 #[test]
 fn a_pager_that_has_ended_is_not_taken_for_one_of_another_version() {
     let directory = tempfile::tempdir().unwrap();
-    let pager = other_version(directory.path(), None);
+    let pager = other_version(directory.path(), None, 1);
     let met = Client::connect(directory.path()).map(drop);
     assert!(matches!(met, Err(PagerError::Gone { .. })), "{met:?}");
     pager.join().unwrap();

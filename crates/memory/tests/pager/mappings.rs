@@ -245,15 +245,27 @@ fn more_processes_than_descriptors_by_default_are_watched() {
     pager.pending(7, BASE, 2);
     let child = restored(&pager, 2);
     // The usual soft limit is 1024.
-    for _ in 0..1100 {
-        drop(child.another(Op::Fork));
-    }
+    let _live: Vec<_> = (0..1100).map(|_| child.another(Op::Fork)).collect();
     let state = pager.client.state().unwrap();
     assert_eq!((state.failed.as_str(), state.spaces), ("", 1101));
     pager.client.push().unwrap();
     pager.put(7, BASE, &[1, 2]);
     pager.wait_for(&Event::Done);
     assert_eq!(child.ask(Op::Read, BASE, 2, 0), [1, 2]);
+}
+
+#[test]
+fn what_has_ended_is_let_go_although_nothing_is_put_into_it() {
+    let pager = Pager::new();
+    pager.pending(7, BASE, 2);
+    let child = restored(&pager, 2);
+    for _ in 0..1000 {
+        child.another(Op::Fork).exit();
+    }
+    assert!(pager.client.state().unwrap().spaces < 900);
+    pager.client.push().unwrap();
+    pager.put(7, BASE, &[1, 2]);
+    pager.wait_for(&Event::Done);
 }
 
 #[test]

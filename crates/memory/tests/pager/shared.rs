@@ -46,8 +46,8 @@ impl Service {
         Self { pager, memory, processes, pids }
     }
 
-    /// CRIU is done, and they run.
-    fn run(self) -> Self {
+    /// CRIU is done.
+    fn restore(&self) {
         let mut criu = Criu::connect(&self.pager);
         for (child, pid) in self.processes.iter().zip(&self.pids) {
             criu.process(i32::try_from(*pid).unwrap(), &child.ask_fd(Op::Uffd));
@@ -55,6 +55,11 @@ impl Service {
         }
         criu.finished();
         assert_eq!(self.pager.event(), Event::RestoreFinished);
+    }
+
+    /// It is, and they run.
+    fn run(self) -> Self {
+        self.restore();
         self.verify().unwrap();
         self.pager.client.push().unwrap();
         self
@@ -192,6 +197,24 @@ fn a_process_that_could_not_wait_for_pages_is_not_let_run() {
     assert_eq!(service.pager.event(), Event::RestoreFinished);
     let Err(PagerError::Refused { reason, .. }) = service.verify() else { panic!("it may run") };
     assert!(reason.contains(&format!("process {}", service.pids[1])), "{reason}");
+}
+
+#[test]
+fn a_process_that_has_placeholders_in_place_is_not_let_run() {
+    let service = Service::new(10, 1);
+    service.processes[0].ask(Op::Lock, BASE + 4 * P, 1, 0);
+    service.restore();
+    let Err(PagerError::Refused { reason, .. }) = service.verify() else { panic!("it may run") };
+    assert!(reason.contains(&format!("a page at {:#x}", BASE + 4 * P)), "{reason}");
+}
+
+#[test]
+fn memory_that_no_process_has_any_more_is_not_waited_for() {
+    let service = Service::new(10, 2);
+    service.processes.iter().for_each(|child| drop(child.ask(Op::Unmap, BASE, 10, 0)));
+    let service = service.run();
+    service.pager.wait_for(&Event::Done);
+    assert_eq!(service.pager.client.missing().unwrap(), []);
 }
 
 #[test]

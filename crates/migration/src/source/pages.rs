@@ -53,11 +53,11 @@ pub enum PagesError {
         #[source]
         source: std::io::Error,
     },
-    /// A process came that can get at shared memory of which pages were to follow.
+    /// A process came that needs shared memory in place of which pages were to follow.
     #[error(
-        "a process of the service with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE has begun, which can open its shared memory, while that was to follow it; move it again"
+        "a process has begun in the service that has locked memory, or that can open its shared memory (CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE), while that was to follow it; move it again"
     )]
-    Openable,
+    InPlace,
     /// A thread of ours ended by a panic.
     #[error("a thread that sends pages has failed: {0}; this is a defect of godwit; see godwitd's log")]
     Panic(String),

@@ -109,12 +109,13 @@ impl Source {
         plan.tell(report);
         report.criu_there = self.criu_there(&accepted).await?;
         report.memory_bytes = memory;
+        let kinds = self.kinds(&accepted, plan.mode).await?;
         let agreed = Agreed {
             ahead: accepted.ahead,
             waits: !accepted.userfaultfd,
             tcp_inline: accepted.tcp_inline && self.local.criu.tcp_inline().await?,
-            kinds: self.kinds(&accepted, plan.mode).await?,
-            shared_stays: self.shared_stays(&accepted, plan.mode).await?,
+            kinds,
+            shared_stays: kinds.memory && self.shared_stays(&accepted, plan.mode).await?,
             tmpfs: self.streams(&accepted, plan.mode) && accepted.tmpfs,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images: memory + KERNEL_STATE_BYTES,
@@ -151,15 +152,15 @@ impl Source {
         })
     }
 
-    /// Whether pages of shared anonymous memory stay here for after the commit. A limit would count what a process
-    /// of godwit makes for them, and what can be opened is read past page tables.
+    /// Whether pages of shared anonymous memory can stay here for after the commit. A limit would not count what this
+    /// program makes for them there.
     async fn shared_stays(&self, accepted: &Accepted, mode: Mode) -> Result<bool, SourceError> {
         if mode != Mode::Postcopy || !accepted.fills_shared || self.service.memory_bytes != 0 {
             return Ok(false);
         }
         let pids = self.pids().await?;
-        let openable = self.jobs.run(move |_| shared::can_be_opened(&pids)).await?;
-        Ok(!openable.map_err(PagesError::Read)?)
+        let in_place = self.jobs.run(move |_| shared::needs_in_place(&pids)).await?;
+        Ok(!in_place.map_err(PagesError::Read)?)
     }
 
     /// What the destination is to know of the service, before it answers.

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use godwit_memory::process::Process;
-use godwit_memory::shared::{self, FIRST_SPACE, Kind, space_by_inode};
+use godwit_memory::shared::{self, FIRST_SPACE, space_by_inode};
 use godwit_memory::{PAGE_SIZE, Space};
 use rangemap::RangeSet;
 use tokio::sync::watch;
@@ -317,8 +317,8 @@ fn owners(pids: &[i32]) -> Result<BTreeMap<Space, Owner>, PagesError> {
         let process = Process::open(pid)?;
         owners.insert(process.space(), Owner::Process(Arc::new(process)));
     }
-    for segment in shared::find(pids)?.into_iter().filter(|segment| *segment.kind() == Kind::Anonymous) {
-        if let Some(space) = space_by_inode(segment.inode()) {
+    for (inode, segment) in shared::anonymous(pids)? {
+        if let Some(space) = space_by_inode(inode) {
             owners.insert(space, Owner::Segment(Arc::new(segment)));
         }
     }

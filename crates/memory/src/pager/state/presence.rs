@@ -46,6 +46,7 @@ impl State {
         match &verified {
             Ok(()) if last => {
                 self.is_verified = true;
+                self.forget_unshown();
                 self.check_shared();
                 for id in self.lives.keys().copied().collect::<Vec<_>>() {
                     self.close_if_empty(id);

@@ -7,7 +7,8 @@
 //! | what has been given back (MADV_REMOVE) | missing fault | what was to come is forgotten, and a page of zeros made |
 //! | either, at an address of which the kernel has not told what is there | the same | it waits until all is filled |
 //!
-//! The last happens after mremap(2) of no bytes, which makes a second mapping of a length that nobody tells. That the
+//! The last happens after mremap(2) of no bytes, which makes a second mapping of a length that nobody tells; where that moves
+//! pages and leaves the mapping; and where a mapping has grown. That the
 //! kernel tells of pages that were given back (UFFD_EVENT_REMOVE) is of no use: it says the same where only
 //! the mapping has lost them (`MADV_DONTNEED`).
 //!
@@ -25,9 +26,9 @@ use super::super::segment::Segment;
 use super::super::tables::Tables;
 use super::super::uffd::{HOLE, Outcome};
 use super::install::Progress;
-use super::{Live, LiveId, State};
+use super::{EVERYTHING, Live, LiveId, State};
 use crate::process::ProcessError;
-use crate::process::nameless::{Mapping, Memory};
+use crate::process::nameless::mappings_of;
 use crate::shared::FIRST_SPACE;
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -58,6 +59,17 @@ impl View {
         self.shown.contains_key(&address)
     }
 
+    fn shows_any_of(&self, space: Space) -> bool {
+        self.shown.iter().any(|(_, shown)| shown.space == space)
+    }
+
+    /// What of it is in this range: the space, and the offsets.
+    pub(super) fn within<'a>(&'a self, range: &'a Range) -> impl Iterator<Item = (Space, Range)> + 'a {
+        self.shown.overlapping(range).map(move |(found, shown)| {
+            (shown.space, shift(&clip(found, range), shown.distance.wrapping_neg()))
+        })
+    }
+
     fn at(&self, address: u64) -> Option<(Space, u64)> {
         self.shown.get(&address).map(|shown| (shown.space, address.wrapping_sub(shown.distance)))
     }
@@ -84,17 +96,17 @@ impl View {
     }
 }
 
-/// The mappings of a process that show these.
+/// Which of these a process shows, where, and from which offset on.
 fn shown(
     segments: &BTreeMap<Space, Segment>,
     tables: &Tables,
-) -> Result<Vec<(Mapping, Space)>, ProcessError> {
-    let of = |mapping: Mapping| {
-        let (space, _) = segments.iter().find(|(_, segment)| segment.inode() == mapping.inode)?;
-        Some((mapping, *space))
+) -> Result<Vec<(Space, Range, u64)>, ProcessError> {
+    let maps = tables.maps()?;
+    let of = |(space, segment): (&Space, &Segment)| {
+        let space = *space;
+        mappings_of(&maps, segment.file()).into_iter().map(move |(range, offset)| (space, range, offset))
     };
-    let all = tables.shared()?.into_iter().filter(|mapping| mapping.memory != Memory::SystemV);
-    Ok(all.filter_map(of).collect())
+    Ok(segments.iter().flat_map(of).collect())
 }
 
 /// Why a process cannot be let run.
@@ -138,9 +150,16 @@ impl State {
         let Some(Live { uffd, tables: Some(tables), view, .. }) = self.lives.get_mut(&id) else {
             return Ok(());
         };
-        for (mapping, shown) in shown(&self.segments, tables).map_err(|error| unwatched(space, &error))? {
-            uffd.register_shared(&mapping.range).map_err(|error| unwatched(space, &error))?;
-            view.show(mapping.range, shown, mapping.offset);
+        for (shown, range, offset) in
+            shown(&self.segments, tables).map_err(|error| unwatched(space, &error))?
+        {
+            uffd.register_shared(&range).map_err(|error| unwatched(space, &error))?;
+            // Memory that is locked, for example: the kernel says nothing of a page that is mapped.
+            let mapped = tables.populated(&range).and_then(|all| tables.first_page(all.into_iter()));
+            if let Some(page) = mapped.map_err(|error| unwatched(space, &error))? {
+                return Err(unwatched(space, &format!("it has a page at {page:#x} already; move it again")));
+            }
+            view.show(range, shown, offset);
         }
         Ok(())
     }
@@ -153,6 +172,15 @@ impl State {
                 space,
                 &"CRIU has not left it to be filled; start this node's godwitd with --userfaultfd off, and report it with CRIU's log",
             )),
+        }
+    }
+
+    /// Forgets pages of memory that no process shows: nobody can ever need them.
+    pub(super) fn forget_unshown(&mut self) {
+        for space in self.segments.keys().copied().collect::<Vec<_>>() {
+            if !self.lives.values().any(|live| live.view.shows_any_of(space)) {
+                self.index.remove(space, &EVERYTHING);
+            }
         }
     }
 
@@ -211,6 +239,21 @@ impl State {
             // No shared memory, or none that has a page there; or it has changed.
             _ => Some(self.install_zero(id, destination)),
         }
+    }
+
+    /// Threads that wait there fault again: something else is there now.
+    pub(super) fn stop_waiting_for_shared(&mut self, id: LiveId, range: &Range) {
+        let Some(live) = self.lives.get(&id).filter(|live| live.view.is_known && !range.is_empty()) else {
+            return;
+        };
+        for (space, offsets) in live.view.within(range) {
+            for (_, waiters) in self.waiting.range_mut((space, offsets.start)..(space, offsets.end)) {
+                waiters.retain(|(waiter, at)| *waiter != id || !range.contains(at));
+            }
+        }
+        self.unplaced.retain(|(waiter, at)| *waiter != id || !range.contains(at));
+        self.retry.retain(|(waiter, at, _)| *waiter != id || !range.contains(at));
+        live.uffd.wake(range);
     }
 
     /// Fills pages in place; whether that succeeds.

@@ -160,15 +160,20 @@ impl Shared {
         let replica = Arc::clone(replica);
         let size = held.told.size;
         let is_new = left.insert(space);
+        // What came before would be counted no more.
+        if is_new && held.allocated.load(Ordering::Relaxed) > 0 {
+            return Err(PageReceiverError::Protocol("pages of a segment, and then that they are to come"));
+        }
         for range in ranges {
             *placeholders = placeholders.saturating_add(range.end - range.start);
         }
-        let bytes = *placeholders;
+        let placeholders = *placeholders;
+        drop(segmented);
+        let bytes = placeholders.saturating_add(self.bytes());
         if bytes > most {
             return Err(PageReceiverError::TooMuch { bytes, most });
         }
-        drop(segmented);
-        // The kernel clears each of them.
+        // With gigabytes the kernel takes a while.
         ranges.iter().try_for_each(|range| replica.allocate(range)).map_err(PageReceiverError::Shared)?;
         Ok(is_new.then(|| (replica.path(), size)))
     }

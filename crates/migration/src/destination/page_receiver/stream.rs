@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use godwit_memory::batch::{Batch, Kind, Run, apply_deltas};
+use godwit_memory::batch::{Batch, Kind, MAX_PAGES, Run, apply_deltas};
 use godwit_memory::pager::{Client, Extent, Stored};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 use godwit_transfer::Carrier;
@@ -123,7 +123,10 @@ impl Storing {
             let pages = (range.end - range.start) / PAGE_SIZE;
             let content = match kind {
                 // The service may have given the page back, and written it: the pager knows.
-                Kind::Zero if is_shared => zeros(&range),
+                Kind::Zero if is_shared && pages <= MAX_PAGES as u64 => zeros(&range),
+                Kind::Zero if is_shared => {
+                    return Err(PageReceiverError::Protocol("more pages of shared memory than a batch has"));
+                }
                 Kind::Retained | Kind::Delta if is_shared => {
                     return Err(PageReceiverError::Protocol("pages of shared memory by their name"));
                 }

@@ -141,7 +141,7 @@ pub(super) struct Shared {
     spares_tables: bool,
     /// Whether pages of shared anonymous memory stay here for after the commit.
     stays: bool,
-    /// Processes that cannot get at that by another way than mapping it.
+    /// Processes that have been found not to need that in place.
     plain: BTreeSet<i32>,
     /// Whether copies of files' pages are followed, of all processes.
     copied: bool,
@@ -168,15 +168,15 @@ impl Shared {
         stay.map(|(space, followed)| (*space, Owner::Segment(Arc::clone(&followed.segment))))
     }
 
-    /// Fails where a process can get at memory whose pages stay here by another way than mapping it. One that could not
-    /// cannot later.
-    fn only_mapped(&mut self, pids: &[i32]) -> Result<(), PagesError> {
-        if !self.stays {
+    /// Fails where a process has come that needs memory in place whose pages stay here. If one locks memory later, the
+    /// destination finds pages in place that it has not filled.
+    fn need_not_be_in_place(&mut self, pids: &[i32]) -> Result<(), PagesError> {
+        if self.that_stay().next().is_none() {
             return Ok(());
         }
         let new: Vec<i32> = pids.iter().copied().filter(|pid| !self.plain.contains(pid)).collect();
-        if shared::can_be_opened(&new)? {
-            return Err(PagesError::Openable);
+        if shared::needs_in_place(&new)? {
+            return Err(PagesError::InPlace);
         }
         self.plain.extend(new);
         Ok(())
@@ -416,11 +416,11 @@ impl Pages {
         kinds: Kinds,
         tmpfs: Vec<Tmpfs>,
     ) -> Result<Option<Segments>, PagesError> {
-        self.shared.only_mapped(pids)?;
         let found = if kinds.memory || kinds.system_v { shared::find(pids)? } else { Vec::new() };
         let found = found.into_iter().filter(|segment| kinds.has(segment.kind()));
         let changed = self.shared.follow(by_identity(found));
         self.forget(changed);
+        self.shared.need_not_be_in_place(pids)?;
         if kinds.copied {
             let changed = self.shared.follow_copied(pids, false)?;
             self.forget(changed);
@@ -461,7 +461,7 @@ impl Pages {
         if let Some(source) = failed {
             return Err(PagesError::Shared { action: "examined", source });
         }
-        self.shared.only_mapped(pids)?;
+        self.shared.need_not_be_in_place(pids)?;
         for followed in self.shared.segments.values_mut().filter(|followed| followed.stays) {
             followed.look().map_err(|source| PagesError::Shared { action: "examined", source })?;
         }
@@ -541,7 +541,10 @@ impl Pages {
                 continue;
             }
             if followed.stays {
-                followed.look().map_err(failed)?;
+                // Of a frozen service that has been done before the rest was named.
+                if !frozen {
+                    followed.look().map_err(failed)?;
+                }
                 continue;
             }
             let populated = match followed.segment.populated() {
