@@ -42,7 +42,7 @@ fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_
     let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
     let mut written = check(&mut connection, "at the start");
     let moves = [("a", "b"), ("b", "a")].into_iter().cycle();
-    for ((from, to), mode) in moves.zip(["precopy", "hybrid", "postcopy", "cold", "hybrid", "precopy"]) {
+    for ((from, to), mode) in moves.zip(["precopy", "hybrid", "postcopy", "cold", "postcopy", "hybrid"]) {
         let report = bed.migrate_so(NAME, from, to, &["--mode", mode]);
         let figures = (report.shared_bytes >> 10, report.shared_dump_bytes >> 10, report.frozen_ms);
         println!("{mode}: KiB of shared memory before the freeze and in it, and frozen ms: {figures:?}");

@@ -44,7 +44,7 @@ pub use self::filler::{Filler, WORD as FILLER, run as fill};
 use self::handle::Handle;
 pub use self::replica::Replica;
 pub use self::system_v::IpcNamespace;
-use crate::process::nameless::{DELETED, MEMFD, Mapping, Memory, can_be_told, device, mappings};
+use crate::process::nameless::{ANONYMOUS, DELETED, MEMFD, Mapping, Memory, can_be_told, device, mappings};
 use crate::process::{Process, ProcessError};
 use crate::{PAGE_SIZE, Range, Space};
 
@@ -75,6 +75,8 @@ pub struct Segment {
     content: Content,
     /// Made at the first read, where that is safe.
     mapped: OnceLock<Option<Mapped>>,
+    /// Whether a process has it open.
+    is_open: bool,
 }
 
 /// How a segment is reached.
@@ -138,6 +140,16 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether it may be that processes can have it [by mapping alone](Segment::is_only_mapped).
+    #[must_use]
+    pub fn may_be_only_mapped(&self) -> bool {
+        match self {
+            Self::Anonymous => true,
+            Self::Memfd { name, .. } => name == ANONYMOUS,
+            Self::SystemV { .. } | Self::Tmpfs { .. } | Self::Copied { .. } => false,
+        }
+    }
+
     /// The number of the tmpfs that it is in, if it is in one.
     #[must_use]
     pub fn tmpfs(&self) -> Option<u32> {
@@ -178,23 +190,26 @@ pub fn needs_in_place(pids: &[i32]) -> Result<bool, ProcessError> {
 /// A process that lives cannot be examined.
 pub fn find(pids: &[i32]) -> Result<Vec<Segment>, ProcessError> {
     let (mut found, processes) = find_mapped(pids, |_| true)?;
-    // Then those that nobody maps.
+    // Then those that are open, which perhaps nobody maps.
     for process in &processes {
         process.each_open_file(MEMFD, |path, target, metadata| {
             if Some(metadata.dev()) == device() {
                 let open = || Segment::opened(path, target, metadata.ino()).ok().flatten();
-                found.entry((false, metadata.ino())).or_insert_with(open);
+                let segment = found.entry((false, metadata.ino())).or_insert_with(open);
+                if let Some(segment) = segment {
+                    segment.is_open = true;
+                }
             }
         })?;
     }
     Ok(found.into_values().flatten().collect())
 }
 
-/// The shared anonymous memory that these processes map, by its inode, whatever else is to be said of it.
+/// Memory of these processes that [can be had by mapping alone](Segment::is_only_mapped), or could be, by its inode.
 ///
 /// # Errors
 /// A process that lives cannot be examined, or what it maps cannot be opened.
-pub fn anonymous(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
+pub fn only_mapped(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
     let mut found = BTreeMap::new();
     for &pid in pids {
         let process = match Process::open(pid) {
@@ -202,7 +217,12 @@ pub fn anonymous(pids: &[i32]) -> Result<BTreeMap<u64, Segment>, ProcessError> {
             process => process?,
         };
         for mapping in mappings(&process.text("maps")?) {
-            if mapping.memory == Memory::Anonymous && !found.contains_key(&mapping.inode) {
+            let is_wanted = match &mapping.memory {
+                Memory::Anonymous => true,
+                Memory::File(name) => name == ANONYMOUS,
+                Memory::SystemV => false,
+            };
+            if is_wanted && !found.contains_key(&mapping.inode) {
                 let failed =
                     |source| ProcessError::Io { pid, action: "open its shared memory".into(), source };
                 if let Some(segment) = Segment::mapped(&process, &mapping).map_err(failed)? {
@@ -341,7 +361,7 @@ impl Segment {
             return Ok(None);
         }
         let (kind, size, content) = (kind(&file)?, metadata.len(), Content::Open(file));
-        Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
+        Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new(), is_open: false }))
     }
 
     /// A regular file of the service's tmpfs of this number, which may be open as a path only; none if it has no content
@@ -366,7 +386,7 @@ impl Segment {
             opened => drop(opened?),
         }
         let (inode, kind, content) = (found.st_ino, Kind::Tmpfs { number }, Content::Closed(handle));
-        Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new() }))
+        Ok(Some(Self { inode, kind, size, content, mapped: OnceLock::new(), is_open: false }))
     }
 
     /// What this process has written in private mappings of files.
@@ -377,7 +397,7 @@ impl Segment {
         let process = Process::open(pid)?;
         let kind = Kind::Copied { process: process.space() };
         let content = Content::Copied(Copied::of(process));
-        Ok(Self { inode: 0, kind, size: ADDRESSES, content, mapped: OnceLock::new() })
+        Ok(Self { inode: 0, kind, size: ADDRESSES, content, mapped: OnceLock::new(), is_open: false })
     }
 
     /// When the process began that has written it, if one alone has it: with its PID that names the process.
@@ -425,6 +445,13 @@ impl Segment {
     #[must_use]
     pub fn kind(&self) -> &Kind {
         &self.kind
+    }
+
+    /// Whether processes can have it by mapping alone: it is shared anonymous memory, also as CRIU makes that in a restore
+    /// from images (a memory file `/dev/zero`, which nobody has open).
+    #[must_use]
+    pub fn is_only_mapped(&self) -> bool {
+        !self.is_open && self.kind.may_be_only_mapped()
     }
 
     /// Whether it is the same memory as this one, which was found with the same inode or identifier: the kernel, or the

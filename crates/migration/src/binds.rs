@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use godwit_engine::{Identity, Mount};
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
 
@@ -75,7 +76,7 @@ impl Binds {
     /// # Errors
     /// In a sentence.
     pub fn open(&self, source: &Path) -> Result<OwnedFd, String> {
-        let opened = open(source, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(|_| {
+        let opened = open_source(source).map_err(|_| {
             format!("{}, which is mounted into the service, does not exist there", source.display())
         })?;
         self.is_not_own(source, opened)
@@ -162,6 +163,21 @@ impl Binds {
     }
 }
 
+/// Opens, as a path, what is to be mounted into a service.
+pub(crate) fn open_source(source: &Path) -> nix::Result<OwnedFd> {
+    mounted(|flags| open(source, flags, Mode::empty()))
+}
+
+/// What is opened as a path; of a directory that which the kernel mounts there on demand (autofs), as it does when the
+/// directory is mounted elsewhere.
+fn mounted(open: impl Fn(OFlag) -> nix::Result<OwnedFd>) -> nix::Result<OwnedFd> {
+    let path = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    match open(path | OFlag::O_DIRECTORY) {
+        Err(Errno::ENOTDIR) => open(path),
+        opened => opened,
+    }
+}
+
 /// Opens a file of a volume, in whose place the service may have put something else.
 ///
 /// # Errors
@@ -184,18 +200,22 @@ fn open_below(directory: &Path, path: &Path) -> Option<OwnedFd> {
     if beneath.as_os_str().is_empty() {
         return Some(root);
     }
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-    openat2(&root, beneath, how).ok()
+    let how = OpenHow::new().resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+    mounted(|flags| openat2(&root, beneath, how.flags(flags))).ok()
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::io::Read;
     use std::os::unix::fs::symlink;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
 
     use godwit_engine::{MountKind, OnMove};
+    use nix::mount::{MsFlags, mount};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sched::{CloneFlags, unshare};
 
     use super::*;
 
@@ -215,6 +235,60 @@ mod tests {
             );
         }
     }
+
+    const ON_DEMAND: &str = "GODWIT_TEST_ON_DEMAND";
+
+    /// Not a test: what the next one runs, as the kernel mounts nothing for the process group of an automounter.
+    #[test]
+    #[ignore = "run by another test"]
+    fn looks_at_what_is_mounted_on_demand() {
+        let Some(place) = std::env::var_os(ON_DEMAND).map(PathBuf::from) else { return };
+        let binds = Binds { allowed: vec![place.parent().unwrap().to_owned()], own: Vec::new() };
+        for opened in [binds.open(&place), binds.open_foreign(&place, "b")] {
+            let opened = opened.unwrap();
+            assert!(Path::new(&format!("/proc/self/fd/{}/there", opened.as_raw_fd())).exists());
+        }
+    }
+
+    #[test]
+    fn of_a_directory_that_the_kernel_mounts_on_demand_what_is_mounted_is_looked_at() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("place");
+        std::fs::create_dir(&place).unwrap();
+        let there = place.clone();
+        // In a thread, and a mount namespace, of its own.
+        let automounter = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            let (packets, kernel) = nix::unistd::pipe().unwrap();
+            let number = kernel.as_raw_fd();
+            let options = format!("fd={number},pgrp={},minproto=5,maxproto=5,direct", nix::unistd::getpgrp());
+            mount(Some("on-demand"), &there, Some("autofs"), MsFlags::empty(), Some(options.as_str()))
+                .unwrap();
+            drop(kernel);
+            let covered = File::open(&there).unwrap();
+            let mut looking = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "binds::tests::looks_at_what_is_mounted_on_demand", "--ignored"])
+                .env(ON_DEMAND, &there)
+                .process_group(0)
+                .spawn()
+                .unwrap();
+            let mut packet = [0; 4096];
+            let mut asked = [PollFd::new(packets.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut asked, PollTimeout::from(60_000_u16)).unwrap(), 1, "nobody looked");
+            assert!(File::from(packets).read(&mut packet).unwrap() >= 12);
+            mount(Some("there"), &there, Some("tmpfs"), MsFlags::empty(), none).unwrap();
+            std::fs::write(there.join("there"), b"").unwrap();
+            let token = i32::from_ne_bytes(packet[8..12].try_into().unwrap());
+            // SAFETY: AUTOFS_IOC_READY takes a number.
+            unsafe { ready(covered.as_raw_fd(), token) }.unwrap();
+            assert!(looking.wait().unwrap().success());
+        });
+        automounter.join().unwrap();
+    }
+
+    nix::ioctl_write_int_bad!(ready, nix::request_code_none!(0x93, 0x60));
 
     #[test]
     fn a_service_from_elsewhere_gets_what_the_operator_allows_and_nothing_by_links() {

@@ -16,10 +16,8 @@ use std::path::{Path, PathBuf};
 
 use godwit_engine::{Copied, Engines, Mount, MountKind, OnMove, is_file_name};
 use godwit_names::{MAX_NAME, VolumeName};
-use nix::fcntl::{OFlag, open};
-use nix::sys::stat::Mode;
 
-use crate::binds::Binds;
+use crate::binds::{Binds, open_source};
 use crate::blocking::off_worker;
 use crate::service::Service;
 use crate::storage::inside;
@@ -152,8 +150,7 @@ pub(crate) fn opened(service: &Service, root: impl AsFd, binds: &Binds) -> Resul
 
 fn open_one(source: &Path, copied: &Copied, root: impl AsFd, binds: &Binds) -> Result<OwnedFd, String> {
     let target = copied.target.as_path();
-    let opened = open(source, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
-        .map_err(|error| format!("it cannot be opened: {error}"))?;
+    let opened = open_source(source).map_err(|error| format!("it cannot be opened: {error}"))?;
     let of_opened = |opened: OwnedFd| {
         let metadata = File::from(opened).metadata()?;
         Ok::<_, io::Error>((metadata.file_type(), (metadata.dev(), metadata.ino())))

@@ -9,8 +9,9 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::Range;
 
-/// What the kernel calls memory that was mapped with `MAP_SHARED | MAP_ANONYMOUS`.
-const ANONYMOUS: &str = "/dev/zero";
+/// What the kernel calls memory that was mapped with `MAP_SHARED | MAP_ANONYMOUS`, and CRIU the memory file that it makes of
+/// that in a restore from images.
+pub(crate) const ANONYMOUS: &str = "/dev/zero";
 
 /// What it puts before the key that a segment of System V was made with.
 const SYSTEM_V: &str = "/SYSV";

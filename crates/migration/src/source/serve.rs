@@ -317,7 +317,7 @@ fn owners(pids: &[i32]) -> Result<BTreeMap<Space, Owner>, PagesError> {
         let process = Process::open(pid)?;
         owners.insert(process.space(), Owner::Process(Arc::new(process)));
     }
-    for (inode, segment) in shared::anonymous(pids)? {
+    for (inode, segment) in shared::only_mapped(pids)? {
         if let Some(space) = space_by_inode(inode) {
             owners.insert(space, Owner::Segment(Arc::new(segment)));
         }

@@ -20,9 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_engine::tree;
 use godwit_memory::batch::{Batch, Kind, Run};
-use godwit_memory::shared::{
-    ADDRESSES, Copies, FIRST_SPACE, Filler, IpcNamespace, Kind as MemoryKind, Replica,
-};
+use godwit_memory::shared::{ADDRESSES, Copies, FIRST_SPACE, Filler, IpcNamespace, Replica};
 use godwit_memory::{Range, Space};
 
 use super::PageReceiverError;
@@ -151,7 +149,7 @@ impl Shared {
     ) -> Result<Option<(String, u64)>, PageReceiverError> {
         let mut segmented = self.lock();
         let Segmented { held, left, placeholders, .. } = &mut *segmented;
-        let held = held.get(&space).filter(|held| held.is_anonymous());
+        let held = held.get(&space).filter(|held| held.may_be_left());
         let Some((held, Place::Replica(replica))) = held.map(|held| (held, &held.place)) else {
             return Err(PageReceiverError::Protocol(
                 "pages that are to come of a segment for which that cannot be",
@@ -356,9 +354,9 @@ impl Segmented {
 }
 
 impl Held {
-    /// Whether it is shared anonymous memory.
-    fn is_anonymous(&self) -> bool {
-        self.told.kind() == MemoryKind::Anonymous
+    /// Whether it may be that its processes can have it by mapping alone.
+    fn may_be_left(&self) -> bool {
+        self.told.kind().may_be_only_mapped()
     }
 
     /// Whether it is a file that has this size now, and is the same otherwise.

@@ -302,9 +302,9 @@ impl Shared {
         new.sort_by_cached_key(|segment| std::cmp::Reverse(segment.allocated().unwrap_or(0)));
         for segment in new.into_iter().take(most.saturating_sub(self.segments.len())) {
             // The source finds it again by that, when this daemon has been started anew.
-            let by_inode = match segment.kind() {
-                Kind::Anonymous if self.stays => space_by_inode(segment.inode()),
-                _ => None,
+            let by_inode = match self.stays && segment.is_only_mapped() {
+                true => space_by_inode(segment.inode()),
+                false => None,
             };
             let stays = by_inode.is_some();
             let by_number = || FIRST_SPACE.checked_add(self.begun);
