@@ -180,11 +180,17 @@ impl State {
     pub(super) fn install_zero(&mut self, id: LiveId, destination: u64) -> Progress {
         let Some(live) = self.lives.get(&id) else { return Progress::Ended };
         let outcome = live.uffd.zero(destination);
-        self.zeroed(id, destination, outcome)
+        self.answered(id, destination, "UFFDIO_ZEROPAGE", outcome)
     }
 
-    /// What has come of UFFDIO_ZEROPAGE.
-    pub(super) fn zeroed(&mut self, id: LiveId, destination: u64, outcome: Outcome) -> Progress {
+    /// What has come of a call that was to put one page there.
+    pub(super) fn answered(
+        &mut self,
+        id: LiveId,
+        destination: u64,
+        call: &str,
+        outcome: Outcome,
+    ) -> Progress {
         let Some(live) = self.lives.get(&id) else { return Progress::Ended };
         match outcome {
             Outcome::Filled(_) => Progress::Complete,
@@ -200,7 +206,7 @@ impl State {
             }
             Outcome::Strange(errno) => {
                 let space = live.space;
-                self.fail(format!("UFFDIO_ZEROPAGE at {destination:#x} of process {space}: {errno}"));
+                self.fail(format!("{call} at {destination:#x} of process {space}: {errno}"));
                 Progress::Failed
             }
         }

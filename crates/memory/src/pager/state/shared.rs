@@ -216,7 +216,7 @@ impl State {
                 if matches!(zeroed, Outcome::Filled(_)) {
                     self.is_given_back(space, &page);
                 }
-                Some(self.zeroed(id, destination, zeroed))
+                Some(self.answered(id, destination, "UFFDIO_ZEROPAGE", zeroed))
             }
         }
     }
@@ -272,22 +272,8 @@ impl State {
     fn show(&mut self, id: LiveId, destination: u64) -> Progress {
         let Some(live) = self.lives.get(&id) else { return Progress::Ended };
         match live.uffd.go_on(destination, PAGE_SIZE) {
-            Outcome::Filled(_) => Progress::Complete,
-            Outcome::Exists | Outcome::NoArea => {
-                live.uffd.wake(&(destination..destination + PAGE_SIZE));
-                Progress::Complete
-            }
             HOLE => self.install_zero(id, destination),
-            Outcome::Again | Outcome::NoMemory => Progress::Later,
-            Outcome::Ended => {
-                self.drop_live(id);
-                Progress::Ended
-            }
-            Outcome::Strange(errno) => {
-                let space = live.space;
-                self.fail(format!("UFFDIO_CONTINUE at {destination:#x} of process {space}: {errno}"));
-                Progress::Failed
-            }
+            outcome => self.answered(id, destination, "UFFDIO_CONTINUE", outcome),
         }
     }
 
