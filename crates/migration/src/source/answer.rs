@@ -2,12 +2,13 @@
 //! over all streams, only so fast that the answers stay quick.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use godwit_memory::batch::{Builder, Codec, Pool};
 use godwit_memory::process::{Piece, Reader};
 use godwit_memory::{PAGE_SIZE, Range, Space};
+use godwit_transfer::Gauge;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 
@@ -36,6 +37,8 @@ pub(crate) struct Answering {
     pub(super) answering: JoinSet<Result<(), ServeError>>,
     pub(super) pushing: JoinSet<Result<(), PagesError>>,
     pacing: JoinSet<Infallible>,
+    /// What the kernel knows of the stream for answers.
+    gauge: Option<Weak<Gauge>>,
     leaves: bool,
 }
 
@@ -45,11 +48,12 @@ impl Answering {
         let leaves = residual.pages() > 0;
         let residual = Arc::new(residual);
         let mut answering = JoinSet::new();
+        let gauge = stream.as_ref().map(Link::gauge);
         if let Some(stream) = stream {
             answering.spawn(answer(stream, Arc::clone(&residual)));
         }
         let (pushing, pacing) = (JoinSet::new(), JoinSet::new());
-        Self { residual: CloseOnDrop(residual), answering, pushing, pacing, leaves }
+        Self { residual: CloseOnDrop(residual), answering, pushing, pacing, gauge, leaves }
     }
 
     /// Pushes over these streams from now on.
@@ -61,7 +65,7 @@ impl Answering {
         }
         let residual = Arc::clone(&self.residual.0);
         let may_follow = move |bytes| residual.beside.store(bytes, Ordering::Relaxed);
-        self.pacing.spawn(keep_short(streams.gauges(), may_follow));
+        self.pacing.spawn(keep_short(streams.gauges(), self.gauge.clone(), may_follow));
     }
 
     /// Whether pages have stayed here for after the commit.

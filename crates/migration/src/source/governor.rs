@@ -11,6 +11,9 @@
 //! bytes acknowledged ─▶ what arrives ──────────┴─ shorter ────────────────▶ a bit more than before
 //! ```
 //!
+//! What arrives counts the answers to page faults, too: they take their share of the way, a larger one the sooner each
+//! answer comes, and only the rest is the push's.
+//!
 //! A queue that does not go away is not the push's: then only the congestion control sets the rate for some time.
 
 use std::collections::VecDeque;
@@ -21,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::batch::MAX_PAGES;
-use godwit_transfer::Gauge;
+use godwit_transfer::{Gauge, Reading};
 use tokio::time::MissedTickBehavior;
 
 /// Between two samples: a few round trips of a fast link, and long enough that the bytes of one give
@@ -47,6 +50,9 @@ const DRAIN: f64 = 0.8;
 /// A queue so many times the target is far too long.
 const FAR: u32 = 3;
 
+/// The least that is left to the push of what arrives: more answers than that wait for each other.
+const LEAST: f64 = 0.1;
+
 /// How much more is sent after each sample without a queue.
 const GROWTH: f64 = 1.01;
 
@@ -69,14 +75,17 @@ struct Sample {
     queue: Duration,
     /// The shortest.
     shortest: Duration,
-    /// Bytes that arrived per second.
-    rate: f64,
+    /// Bytes of the push that arrived per second.
+    pushed: f64,
+    /// Of the answers to page faults.
+    answered: f64,
 }
 
 /// The rule: from what was seen to a bound on the rate of all connections together.
 #[derive(Debug, Default)]
 struct Governor {
-    rates: VecDeque<f64>,
+    pushed: VecDeque<f64>,
+    answered: VecDeque<f64>,
     averages: VecDeque<f64>,
     /// Bytes per second; none: as fast as the congestion control wants.
     limit: Option<f64>,
@@ -93,9 +102,9 @@ impl Governor {
 
     /// The bound from now on.
     fn adjust(&mut self, sample: Sample) -> Option<f64> {
-        remember(&mut self.rates, sample.rate, SMOOTH);
-        let average = self.rates.iter().sum::<f64>() / self.rates.len() as f64;
-        remember(&mut self.averages, average, REMEMBERED);
+        let pushed = average(&mut self.pushed, sample.pushed);
+        let answered = average(&mut self.answered, sample.answered);
+        remember(&mut self.averages, pushed + answered, REMEMBERED);
         if self.truce > 0 {
             self.truce -= 1;
             return self.limit;
@@ -104,7 +113,7 @@ impl Governor {
         if sample.queue <= target {
             self.long = 0;
             // A push that has less to send than it may says nothing about the way.
-            self.limit = self.limit.map(|limit| if average > limit * USED { limit * GROWTH } else { limit });
+            self.limit = self.limit.map(|limit| if pushed > limit * USED { limit * GROWTH } else { limit });
             return self.limit;
         }
         self.long += 1;
@@ -113,7 +122,8 @@ impl Governor {
             return None;
         }
         let share = if sample.queue > target * FAR { DRAIN } else { EASE };
-        self.limit = Some((self.carried() * share).max(1.0));
+        let carried = self.carried();
+        self.limit = Some((carried * share - answered).max(carried * LEAST).max(1.0));
         self.limit
     }
 }
@@ -127,6 +137,12 @@ fn beside(carried: f64, shortest: Duration) -> u64 {
     1 << bytes.max(PAGE_SIZE).ilog2()
 }
 
+/// The average of the last values and this.
+fn average(of: &mut VecDeque<f64>, value: f64) -> f64 {
+    remember(of, value, SMOOTH);
+    of.iter().sum::<f64>() / of.len() as f64
+}
+
 fn remember(of: &mut VecDeque<f64>, value: f64, most: usize) {
     if of.len() == most {
         of.pop_front();
@@ -134,19 +150,23 @@ fn remember(of: &mut VecDeque<f64>, value: f64, most: usize) {
     of.push_back(value);
 }
 
-/// Paces these connections until it is dropped, and says how much may follow a page that is waited for,
-/// bytes. What a kernel does not tell or allow leaves them as
-/// fast as they are.
-pub(super) async fn keep_short(gauges: Vec<Weak<Gauge>>, may_follow: impl Fn(u64)) -> Infallible {
+/// Paces the connections that push beside those that answer, until it is dropped, and says how much may follow a page
+/// that is waited for, bytes. What a kernel does not tell or allow leaves them as fast as they are.
+pub(super) async fn keep_short(
+    pushing: Vec<Weak<Gauge>>,
+    answering: Option<Weak<Gauge>>,
+    may_follow: impl Fn(u64),
+) -> Infallible {
     let mut governor = Governor::default();
-    let mut watched: Vec<Watched> = gauges.into_iter().map(Watched::new).collect();
+    let mut pushing: Vec<Watched> = pushing.into_iter().map(Watched::new).collect();
+    let mut answering = answering.map(Watched::new);
     let mut clock = tokio::time::interval(INTERVAL);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut last = Instant::now();
     loop {
         clock.tick().await;
         let elapsed = std::mem::replace(&mut last, Instant::now()).elapsed();
-        match step(&mut governor, &mut watched, elapsed) {
+        match step(&mut governor, &mut pushing, answering.as_mut(), elapsed) {
             Ok(Some(shortest)) => may_follow(beside(governor.carried(), shortest)),
             Ok(None) => {}
             Err(error) => {
@@ -167,35 +187,47 @@ impl Watched {
     fn new(gauge: Weak<Gauge>) -> Self {
         Self { gauge, acknowledged: None }
     }
+
+    /// What the kernel says, and the bytes that came over since the last time; none: it is closed.
+    fn read(&mut self) -> io::Result<Option<(Arc<Gauge>, Reading, u64)>> {
+        let Some(gauge) = self.gauge.upgrade() else { return Ok(None) };
+        let reading = gauge.read()?;
+        let came = reading.acknowledged - self.acknowledged.unwrap_or(reading.acknowledged);
+        self.acknowledged = Some(reading.acknowledged);
+        Ok(Some((gauge, reading, came)))
+    }
 }
 
 /// The shortest round trip, if anything came.
 fn step(
     governor: &mut Governor,
-    watched: &mut Vec<Watched>,
+    pushing: &mut Vec<Watched>,
+    answering: Option<&mut Watched>,
     elapsed: Duration,
 ) -> io::Result<Option<Duration>> {
-    watched.retain(|one| one.gauge.strong_count() > 0);
+    pushing.retain(|one| one.gauge.strong_count() > 0);
     let mut open: Vec<Arc<Gauge>> = Vec::new();
-    let (mut bytes, mut round_trip, mut shortest) = (0, None::<Duration>, None::<Duration>);
-    for one in watched {
-        let Some(gauge) = one.gauge.upgrade() else { continue };
-        let reading = gauge.read()?;
-        let came = reading.acknowledged - one.acknowledged.unwrap_or(reading.acknowledged);
-        one.acknowledged = Some(reading.acknowledged);
+    let (mut pushed, mut round_trip, mut shortest) = (0, None::<Duration>, None::<Duration>);
+    for one in pushing {
+        let Some((gauge, reading, came)) = one.read()? else { continue };
         open.push(gauge);
         if !reading.shortest.is_zero() {
             shortest = Some(shortest.map_or(reading.shortest, |least| least.min(reading.shortest)));
         }
         // The round trip of one on which nothing came is as old as the last that did.
         if came > 0 {
-            bytes += came;
+            pushed += came;
             round_trip = Some(round_trip.map_or(reading.round_trip, |least| least.min(reading.round_trip)));
         }
     }
+    let answered = match answering {
+        Some(one) => one.read()?.map_or(0, |(_, _, came)| came),
+        None => 0,
+    };
     let (Some(round_trip), Some(shortest)) = (round_trip, shortest) else { return Ok(None) };
-    let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-6);
-    let sample = Sample { queue: round_trip.saturating_sub(shortest), shortest, rate };
+    let rate = |bytes: u64| bytes as f64 / elapsed.as_secs_f64().max(1e-6);
+    let queue = round_trip.saturating_sub(shortest);
+    let sample = Sample { queue, shortest, pushed: rate(pushed), answered: rate(answered) };
     let before = governor.limit;
     let limit = governor.adjust(sample);
     if limit != before {
@@ -216,21 +248,25 @@ mod tests {
     const SHORTEST: Duration = Duration::from_millis(2);
 
     /// A way of this many bytes per second, and a queue before it. The senders would keep eight
-    /// milliseconds of it full.
+    /// milliseconds of it full. So many bytes answer each page fault of one thread, which waits for them.
     struct Way {
         carries: f64,
         queued: f64,
+        answer: f64,
     }
 
     impl Way {
         /// What a sample finds after the next interval at this limit.
         fn pass(&mut self, limit: Option<f64>) -> Sample {
             let seconds = INTERVAL.as_secs_f64();
+            let waits = SHORTEST.as_secs_f64() + (self.queued + self.answer) / self.carries;
+            let answered = self.answer * seconds / waits;
             let sent = limit.unwrap_or(f64::INFINITY).min(self.carries * 1.25) * seconds;
-            let came = (self.queued + sent).min(self.carries * seconds);
-            self.queued = (self.queued + sent - came).min(self.carries * 0.008);
+            let came = (self.queued + sent + answered).min(self.carries * seconds);
+            self.queued = (self.queued + sent + answered - came).min(self.carries * 0.008);
             let queue = Duration::from_secs_f64(self.queued / self.carries);
-            Sample { queue, shortest: SHORTEST, rate: came / seconds }
+            let answered = answered / seconds;
+            Sample { queue, shortest: SHORTEST, pushed: came / seconds - answered, answered }
         }
 
         /// Mean queue and mean share of the way that was used, over some samples.
@@ -240,7 +276,7 @@ mod tests {
                 let sample = self.pass(governor.limit);
                 governor.adjust(sample);
                 queue += sample.queue;
-                rate += sample.rate;
+                rate += sample.pushed + sample.answered;
             }
             (queue / samples, rate / f64::from(samples) / self.carries)
         }
@@ -248,15 +284,17 @@ mod tests {
 
     #[test]
     fn the_queue_is_short_and_the_way_is_used() {
-        let (mut way, mut governor) = (Way { carries: 125e6, queued: 0.0 }, Governor::default());
-        way.run(&mut governor, 50);
-        let (queue, used) = way.run(&mut governor, 1000);
-        assert!(queue < SHORTEST / 2 + SLACK && used > 0.95, "{queue:?} {used}");
+        for answer in [0.0, 70e3] {
+            let (mut way, mut governor) = (Way { carries: 125e6, queued: 0.0, answer }, Governor::default());
+            way.run(&mut governor, 50);
+            let (queue, used) = way.run(&mut governor, 1000);
+            assert!(queue < SHORTEST / 2 + SLACK && used > 0.95, "{answer}: {queue:?} {used}");
+        }
     }
 
     #[test]
     fn a_way_that_carries_more_or_less_than_before_is_used_as_well() {
-        let (mut way, mut governor) = (Way { carries: 125e6, queued: 0.0 }, Governor::default());
+        let (mut way, mut governor) = (Way { carries: 125e6, queued: 0.0, answer: 0.0 }, Governor::default());
         way.run(&mut governor, 100);
         for carries in [250e6, 50e6] {
             way.carries = carries;
@@ -271,9 +309,10 @@ mod tests {
         let mut governor = Governor::default();
         let mut passed = 0.0;
         for _ in 0..2000 {
-            let rate = governor.limit.unwrap_or(f64::INFINITY).min(50e6);
-            governor.adjust(Sample { queue: Duration::from_millis(20), shortest: SHORTEST, rate });
-            passed += rate;
+            let pushed = governor.limit.unwrap_or(f64::INFINITY).min(50e6);
+            let queue = Duration::from_millis(20);
+            governor.adjust(Sample { queue, shortest: SHORTEST, pushed, answered: 0.0 });
+            passed += pushed;
         }
         assert!(passed / 2000.0 > 45e6, "{passed}");
     }
@@ -291,7 +330,8 @@ mod tests {
     fn a_push_that_is_slower_than_the_way_is_left_alone() {
         let mut governor = Governor::default();
         for _ in 0..100 {
-            governor.adjust(Sample { queue: Duration::ZERO, shortest: SHORTEST, rate: 10e6 });
+            let queue = Duration::ZERO;
+            governor.adjust(Sample { queue, shortest: SHORTEST, pushed: 10e6, answered: 0.0 });
         }
         assert_eq!(governor.limit, None);
     }
