@@ -31,8 +31,8 @@ struct Releasing(#[expect(dead_code, reason = "it is held")] JoinSet<()>);
 
 /// A service of which the destination needs nothing any more.
 pub(super) struct Gone {
-    /// What has followed the pages, where it was needed to the end.
-    pages: Option<Pages>,
+    /// What has followed the pages.
+    pages: Pages,
     releasing: Releasing,
 }
 
@@ -133,10 +133,8 @@ impl Source {
             report.wire_bytes = link.bytes_sent() + report.memory_wire_bytes;
             link.close().await;
             streams.close().await;
-            return Some(Gone { pages: Some(pages), releasing });
+            return Some(Gone { pages, releasing });
         }
-        // What it takes is better used otherwise, for as long as this may last.
-        tokio::task::spawn_blocking(move || drop(pages));
         let serving_since = Instant::now();
         let conversation = serve::Conversation { link, streams, residual };
         let serving = serve::Serving {
@@ -146,7 +144,10 @@ impl Source {
             options: self.options.serving(),
             progress: Some(&self.progress),
         };
+        // What has followed the pages stays until all are read: the kernel lets no page of a process be read while it takes
+        // the marks off its memory, some 25 ms for each GiB.
         let Some(served) = serving.run(Some(conversation), &self.service).await else {
+            tokio::task::spawn_blocking(move || drop(pages));
             report.reason = format!(
                 "it runs on node {}, which still needs pages from here: godwitd on node {} ends, and serves them when it is started again",
                 self.destination, self.local.node
@@ -165,7 +166,7 @@ impl Source {
         report.memory_wire_bytes = served.memory_wire_bytes;
         report.wire_bytes = served.wire_bytes;
         report.page_bytes += served.page_bytes;
-        Some(Gone { pages: None, releasing })
+        Some(Gone { pages, releasing })
     }
 
     /// Removes what this node still holds of the service.
