@@ -90,7 +90,7 @@ test: ## set-up, formatting, clippy, documentation, and each promise tested once
 	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory unit ALSO="$(ISA_SELECTION)"
 	$(SAY) "all tests passed"
 
-test-full: ## make test in all combinations, then under eager huge pages, programs of all instruction sets, packages, machines (hours)
+test-full: ## make test in all combinations, then under eager huge pages, programs of all instruction sets, packages, machines, CRIU (hours)
 	@scripts/timed "set-up" $(MAKE) --no-print-directory setup
 	@scripts/timed "formatting, shellcheck, words" $(MAKE) --no-print-directory style
 	@scripts/timed "documentation" $(MAKE) --no-print-directory docs
@@ -102,6 +102,7 @@ test-full: ## make test in all combinations, then under eager huge pages, progra
 	@GODWIT_PACKAGES=$(CURDIR)/$(PACKAGES) $(CLIPPY_COMPILES) scripts/timed "moves between virtual machines" \
 		$(MAKE) --no-print-directory test-machines TEST_ARGS=smoke
 	@scripts/timed "fuzz targets" $(MAKE) --no-print-directory fuzz
+	@scripts/timed "CRIU's own tests" $(MAKE) --no-print-directory test-criu
 	$(SAY) "all tests passed"
 
 check: ## formatting, clippy and what needs neither root nor set-up: minutes
@@ -115,7 +116,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/run packaging/build packaging/cross packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -251,6 +252,8 @@ packages-arm64: packages ## the same for arm64, without godwit-isa
 	$(SAY) "CRIU for arm64"
 	@packaging/cross criu $(PACKAGES)/criu $(PACKAGES)/criu-arm64
 	@packaging/build target/aarch64-unknown-linux-gnu/release $(PROGRAMS) $(PACKAGES)/criu-arm64 $(PACKAGES) arm64
+	$(SAY) "lintian"
+	@lintian --allow-root --no-cfg --profile debian --fail-on error,warning $(PACKAGES)/*_arm64.deb
 
 packages-rpm: packages ## RPMs of godwit and godwit-criu for Fedora, of the same programs, with tests
 	@packaging/rpm/build $(PACKAGES)

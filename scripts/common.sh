@@ -15,6 +15,15 @@ die() {
     exit 1
 }
 
+# Closes what whoever started this script left open: a dump fails on files it cannot open again.
+close_inherited() {
+    local path descriptor
+    for path in "/proc/$BASHPID/fd/"*; do
+        descriptor=${path##*/}
+        [ "$descriptor" -le 2 ] || exec {descriptor}>&-
+    done
+}
+
 # Runs the named function when the script ends, however it ends.
 exit_actions=()
 at_exit() {

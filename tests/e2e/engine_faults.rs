@@ -1,4 +1,4 @@
-//! What may happen to a container of Podman or Docker, and to a dockerd, while the container moves: the service is in one
+//! What may happen to a container of Podman or Docker, and to these, while the container moves: the service is in one
 //! place, and the other node has nothing of it. Needs root, Podman and Docker.
 
 use std::process::{Child, Stdio};
@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use godwit_lab::workload::Workload;
 use godwit_tests::{AGAIN, is_passing, wait_for, wait_for_within};
-use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::engine_nodes::{COPIED, Engine, IMAGE, Nodes, is_tried};
+use crate::engine_nodes::{COPIED, IMAGE, Nodes, is_tried};
 
 /// Starts Redis as service `cache` on node a.
 fn start(nodes: &Nodes) {
@@ -108,22 +107,32 @@ fn on_its_way(engine: &str) {
     nodes.down();
 }
 
-/// Podman has no daemon.
 #[test]
 fn a_service_goes_on_where_a_dockerd_hangs_while_it_moves() {
-    let nodes = Nodes::up("docker", "hangs", Workload::Redis, &[]);
-    let Engine::Docker(dockers) = &nodes.engine else { panic!("Podman") };
+    goes_on("docker");
+}
+
+#[test]
+fn a_service_goes_on_where_podman_hangs_while_it_moves() {
+    goes_on("podman");
+}
+
+fn goes_on(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
+    let nodes = Nodes::up(engine, "hangs", Workload::Redis, &[]);
     start(&nodes);
     let mut lasting = nodes.connect();
     lasting.fill(1 << 20).unwrap();
     for node in ["b", "a"] {
         let moving = begin(&nodes);
-        dockers.signal(node, Signal::STOP);
+        nodes.hang(node, true);
         nodes.points.let_go(COPIED);
         let said = moving.wait_with_output().unwrap();
         // It waits for nobody where it is.
         lasting.call(&["PING"]).unwrap();
-        dockers.signal(node, Signal::CONT);
+        nodes.hang(node, false);
         assert!(matches!(said.status.code(), Some(0 | 1)), "{node}: {said:?}");
         let here = if said.status.success() { "b" } else { "a" };
         nodes.is_at(here, "running");

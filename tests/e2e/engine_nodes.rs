@@ -8,6 +8,7 @@ use godwit_tests::docker::Dockers;
 use godwit_tests::hold::{MADE, Points, STARTED};
 use godwit_tests::podman::Podmans;
 use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
+use rustix::process::Signal;
 use serde_json::Value;
 
 pub(crate) const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
@@ -71,6 +72,14 @@ impl Nodes {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{} {words:?} on {node}: {said}", self.engine.name());
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Has the engine of a node hang, or go on.
+    pub(crate) fn hang(&self, node: &str, hangs: bool) {
+        match &self.engine {
+            Engine::Podman(podmans) => podmans.hang(node, hangs),
+            Engine::Docker(dockers) => dockers.signal(node, if hangs { Signal::STOP } else { Signal::CONT }),
+        }
     }
 
     /// All that a container has written.

@@ -4,6 +4,7 @@
 use std::{
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    path::Path,
 };
 
 use godwit_lab::workload::{Preset, Rootfs};
@@ -71,6 +72,12 @@ fn meanwhile(before: &str) -> &str {
     }
 }
 
+/// CRIU's log, of which a reason tells.
+fn log_of(reason: &str) -> Option<&Path> {
+    let (_, path) = reason.rsplit_once("its log is ")?;
+    Some(Path::new(path.split([' ', ';']).next()?))
+}
+
 fn tell(connection: &mut BufReader<TcpStream>, word: &str) -> String {
     connection.get_mut().write_all(format!("{word}\n").as_bytes()).unwrap();
     let mut line = String::new();
@@ -124,6 +131,10 @@ fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
         tried += 1;
         if !reason.contains(meanwhile(before)) {
             wrong.push(format!("{name}, in a move: {reason}"));
+        }
+        // The tracker of memory has no log.
+        if before != NESTED && !log_of(&reason).is_some_and(Path::is_file) {
+            wrong.push(format!("{name}, in a move, without CRIU's log: {reason}"));
         }
         let said = bed.check("a", &["odd", "--to", "b"]);
         let answer: Value = serde_json::from_str(&said.stdout).unwrap();

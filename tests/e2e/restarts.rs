@@ -9,7 +9,7 @@ use std::{
 };
 
 use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, wait_for};
+use godwit_tests::{Bed, hold::Points, victim::Attempt, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -17,6 +17,9 @@ const NAME: &str = "lives";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 90);
 /// Notes each of its lives in a file, and then stays.
 const LIVES: &str = "echo life >> /lives; exec sleep 100000";
+
+/// Where its memory has been copied, and it is to be frozen next.
+const COPIED: &str = "source.copied";
 
 fn run(bed: &Bed, restart: &str, script: &str) {
     run_from(bed, &bed.build(Workload::Busybox).rootfs, restart, script);
@@ -229,4 +232,27 @@ fn a_service_that_ends_by_itself_while_it_is_stopped_is_stopped() {
     let stopped = inspect(&bed, "a");
     assert_eq!((said.code, stopped["state"].as_str()), (0, Some("stopped")), "{said:?}: {stopped}");
     assert_eq!(stopped["exit_code"], 137, "{stopped}");
+}
+
+#[test]
+fn a_service_that_ends_while_its_memory_is_copied_stays_and_follows_its_policy() {
+    let mut points = None;
+    let bed = Bed::up_with("ends-midway", |config| points = Some(Points::among(config, &[COPIED])));
+    let points = points.unwrap();
+    let root = bed.build(Workload::Busybox).rootfs;
+    for (restart, state, times) in [("no", "stopped", 1), ("always", "running", 2)] {
+        run_from(&bed, &root, restart, LIVES);
+        has_lived(&bed, "a", 1);
+        let main = main_process(&inspect(&bed, "a"));
+        let begin = || Attempt::begin(&bed, NAME, "a", "b", &["--mode", "precopy"]);
+        let attempt = Attempt::held(&points, COPIED, begin);
+        kill_process(main, Signal::KILL).unwrap();
+        points.let_go(COPIED);
+        println!("{restart}: {}", attempt.aborted());
+        shown(&bed, "a", &format!("it to be {state}"), |shown| shown["state"] == state);
+        has_lived(&bed, "a", times);
+        let there = bed.lab().state("b").unwrap().join("services").join(NAME);
+        wait_for("node b to have nothing of it", || (!there.exists()).then_some(()));
+        bed.done("a", &["rm", "--force", NAME]);
+    }
 }

@@ -21,6 +21,18 @@ const PORT: u16 = 7000;
 const MIB: u64 = 16;
 const BYTES: u64 = (4 * MIB) << 20;
 
+/// Runs the processes on node a; what they are run from, and a connection to them.
+fn run(bed: &Bed) -> (Preset, BufReader<TcpStream>) {
+    let root = bed.scratch().join("root");
+    Rootfs::new(&root).unwrap();
+    compile("shared.c", &root.join("shared"));
+    let command = ["/shared".to_owned(), MIB.to_string()].into();
+    let preset = Preset { rootfs: root, command, env: Vec::new(), user: None, port: PORT };
+    bed.run("a", NAME, ADDRESS, &preset, &[]);
+    let connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    (preset, connection)
+}
+
 /// All pages are as they were written last; how many were written.
 fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {
     let mut answer = String::new();
@@ -33,13 +45,7 @@ fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {
 #[test]
 fn shared_memory_moves_before_the_freeze_and_only_what_changed_since_crosses_in_it() {
     let bed = Bed::up("segments");
-    let root = bed.scratch().join("root");
-    Rootfs::new(&root).unwrap();
-    compile("shared.c", &root.join("shared"));
-    let command = ["/shared".to_owned(), MIB.to_string()].into();
-    let preset = Preset { rootfs: root, command, env: Vec::new(), user: None, port: PORT };
-    bed.run("a", NAME, ADDRESS, &preset, &[]);
-    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    let (preset, mut connection) = run(&bed);
     let mut written = check(&mut connection, "at the start");
     let moves = [("a", "b"), ("b", "a")].into_iter().cycle();
     for ((from, to), mode) in moves.zip(["precopy", "hybrid", "postcopy", "cold", "postcopy", "hybrid"]) {
@@ -110,13 +116,7 @@ fn shared_memory_that_is_to_follow_does_so_over_restarts_of_both_daemons() {
     let mut points = None;
     let bed = Bed::up_with("follows", |config| points = Some(Points::among(config, &[HELD])));
     let points = points.unwrap();
-    let root = bed.scratch().join("root");
-    Rootfs::new(&root).unwrap();
-    compile("shared.c", &root.join("shared"));
-    let command = ["/shared".to_owned(), MIB.to_string()].into();
-    let preset = Preset { rootfs: root, command, env: Vec::new(), user: None, port: PORT };
-    bed.run("a", NAME, ADDRESS, &preset, &[]);
-    let mut connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    let (_, mut connection) = run(&bed);
     let mut written = check(&mut connection, "at the start");
     let postcopy = ["--mode", "postcopy"];
     let held = || Attempt::held(&points, HELD, || Attempt::begin(&bed, NAME, "a", "b", &postcopy));

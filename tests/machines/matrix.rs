@@ -31,10 +31,22 @@ const SLACK: Duration = Duration::from_secs(20);
 struct Pair {
     name: &'static str,
     machines: [&'static str; 2],
-    /// What of the way back is not there: `a` refuses services for it that may use it since they were on `b`.
-    lacking: Option<&'static str>,
+    back: Back,
     settings: &'static [Setting],
 }
+
+/// The way back, for services that may use what the processors of `b` have since they were there.
+#[derive(Clone, Copy)]
+enum Back {
+    Free,
+    /// `a` lacks this, and refuses them.
+    Lacks(&'static str),
+    /// `a` may lack something.
+    AsProcessorsSay,
+}
+
+/// No machine, but a namespace of this host, with its kernel and processors.
+const HOST: &str = "this kernel";
 
 /// What is special, and the services that move.
 struct Setting {
@@ -68,7 +80,7 @@ const PAIRS: &[Pair] = &[
     Pair {
         name: "debian12-debian13",
         machines: ["debian12", "debian13"],
-        lacking: None,
+        back: Back::Free,
         settings: &[
             Setting {
                 name: PLAIN,
@@ -99,22 +111,40 @@ const PAIRS: &[Pair] = &[
         ],
     },
     Pair {
+        name: "debian13-host",
+        machines: ["debian13", HOST],
+        back: Back::AsProcessorsSay,
+        settings: &[Setting {
+            name: PLAIN,
+            make: |_| (),
+            services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
+        }],
+    },
+    Pair {
         name: "processors",
         // The newer has AVX2 and more, the older neither AVX nor XSAVE.
         machines: ["debian13:cpu=Westmere", "debian13:cpu=max"],
-        lacking: Some("avx2"),
-        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Redis, Kind::Pattern] }],
+        back: Back::Lacks("avx2"),
+        settings: &[Setting {
+            name: PLAIN,
+            make: |_| (),
+            services: &[Kind::Redis, Kind::Pattern, Kind::Postgres],
+        }],
     },
     Pair {
         name: "cgroup1-cgroup2",
         machines: ["debian12:cgroup=1", "debian12"],
-        lacking: None,
-        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Redis, Kind::Pattern] }],
+        back: Back::Free,
+        settings: &[Setting {
+            name: PLAIN,
+            make: |_| (),
+            services: &[Kind::Redis, Kind::Pattern, Kind::Postgres],
+        }],
     },
     Pair {
         name: "arm64-arm64",
         machines: ["arm64", "arm64"],
-        lacking: None,
+        back: Back::Free,
         settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Pattern, Kind::Clocks] }],
     },
 ];
@@ -228,16 +258,21 @@ impl Running {
     }
 
     /// Moves it from `a` to `b`, and back if it can.
-    fn go_and_come(&mut self, bed: &Bed, name: &str, mode: &str, lacking: Option<&str>) -> [Way; 2] {
+    fn go_and_come(&mut self, bed: &Bed, name: &str, mode: &str, back: Back) -> [Way; 2] {
         let there = Way::Moved(self.migrate(bed, name, ["a", "b"], mode).frozen_ms);
-        let Some(lacking) = lacking else {
-            return [there, Way::Moved(self.migrate(bed, name, ["b", "a"], mode).frozen_ms)];
+        let lacking = match back {
+            Back::Lacks(word) => vec![word.to_owned()],
+            Back::AsProcessorsSay => lacking(bed),
+            Back::Free => Vec::new(),
         };
+        if lacking.is_empty() {
+            return [there, Way::Moved(self.migrate(bed, name, ["b", "a"], mode).frozen_ms)];
+        }
         let said = bed.godwit("b", &["--json", "migrate", name, "--to", "a", "--mode", mode]);
         let report = said.report();
         assert_eq!((said.code, report.outcome.as_str()), (1, "aborted"), "{report:?}");
-        let refusal = ["node a refuses", "the CPU", lacking].iter().all(|word| report.reason.contains(word));
-        assert!(refusal, "{}", report.reason);
+        let refuses = ["node a refuses", "the CPU"].iter().all(|words| report.reason.contains(words));
+        assert!(refuses && lacking.iter().any(|word| report.reason.contains(word)), "{}", report.reason);
         self.check(bed, "after it was refused");
         [there, Way::Refused]
     }
@@ -265,6 +300,16 @@ fn send_and_run(bed: &Bed, name: &str, address: Ipv4Addr, build: impl FnOnce() -
 fn is_arm64(bed: &Bed) -> bool {
     let machine = bed.lab().machine("a");
     machine.is_some_and(|machine| machine.architecture == godwit_lab::Architecture::Arm64)
+}
+
+/// What programs on `b` can use and those on `a` cannot, of features of which no program does without: vectors.
+fn lacking(bed: &Bed) -> Vec<String> {
+    let words = |node: &str| run(bed, node, "sed -n 's/^flags.*: //p' /proc/cpuinfo | head -n 1");
+    let there = words("a");
+    let there: Vec<&str> = there.split_whitespace().collect();
+    let more = words("b");
+    let more = more.split_whitespace().filter(|word| word.starts_with("avx") && !there.contains(word));
+    more.map(str::to_owned).collect()
 }
 
 /// What tells its clocks.
@@ -311,9 +356,11 @@ fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
         return Vec::new();
     }
     let bed = Bed::up_with("matrix", |config| {
-        machines(config, &[("a", pair.machines[0]), ("b", pair.machines[1])]);
+        let all = ["a", "b"].into_iter().zip(pair.machines).filter(|(_, machine)| *machine != HOST);
+        machines(config, &all.collect::<Vec<_>>());
     });
-    for node in ["a", "b"] {
+    // This host's own setting stays.
+    for node in ["a", "b"].into_iter().filter(|node| bed.lab().machine(node).is_some()) {
         run(&bed, node, "echo always >/sys/kernel/mm/transparent_hugepage/enabled");
     }
     let mut rows = Vec::new();
@@ -333,10 +380,9 @@ fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
                         let name: &'static str = format!("{kind}{number}").leak();
                         (name, Running::start(&bed, *kind, name, number))
                     });
-                    service.go_and_come(&bed, name, mode, pair.lacking)
+                    service.go_and_come(&bed, name, mode, pair.back)
                 }));
-                if pair.lacking.is_some()
-                    && result.is_ok()
+                if matches!(result, Ok([_, Way::Refused]))
                     && let Some((name, _)) = running.take()
                 {
                     bed.done("b", &["rm", "--force", name]);

@@ -69,6 +69,8 @@ pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
 pub const TRIES: u32 = 5;
 /// What is said of a node of which nothing was heard in the time for heartbeats.
 const SILENT: &str = "was silent for";
+/// Of what a check may warn for any service: PostgreSQL has shared memory, and a machine can be busy.
+const DUE_WARNINGS: [&str; 3] = ["MiB are shared memory", "it would be frozen for", "cannot be measured"];
 /// Reasons of aborted moves that overload alone can cause: a daemon that gets no processor for seconds is given up,
 /// and a service that gets none does not accept its clients' connections.
 pub const BUSY: [&str; 3] = [SILENT, "has closed the connection", "wait for the service to accept"];
@@ -470,6 +472,11 @@ impl Bed {
             serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{error}: {said:?}"));
         let of = |list: &str| told[list].as_array().map(Vec::len);
         assert_eq!((of("obstacles"), of("objections")), (Some(0), Some(0)), "a false alarm: {said:?}");
+        let warnings = told["warnings"].as_array().unwrap();
+        let is_due = |warning: &serde_json::Value| {
+            DUE_WARNINGS.iter().any(|due| warning.as_str().is_some_and(|warning| warning.contains(due)))
+        };
+        assert!(warnings.iter().all(is_due), "a false alarm: {warnings:?}");
     }
 
     /// A program on the client host, without standard input; it ends with the lab at the latest.

@@ -49,7 +49,7 @@ impl Podmans {
         std::fs::write(own.join("containers.conf"), settings).unwrap();
         let begin = format!("#!/bin/sh\nset -e\nnode=$(ip netns identify)\nnode={own_text}/${{node##*-}}\n");
         let podman = format!(
-            "{begin}mkdir -p $node\nexport CONTAINERS_CONF=${{CONTAINERS_CONF:-{own_text}/containers.conf}}\n\
+            "{begin}mkdir -p $node\nwhile [ -e $node.hangs ]; do sleep 0.1; done\nexport CONTAINERS_CONF=${{CONTAINERS_CONF:-{own_text}/containers.conf}}\n\
              export PATH={CRIU}:$PATH\n\
              exec podman --root $node/root --runroot $node/run --tmpdir $node/tmp \"$@\"\n",
         );
@@ -74,6 +74,13 @@ impl Podmans {
         config.programs.serve_arguments.extend(["--podman".to_owned(), self.program()]);
         let settings = self.directory.path().join("containers.conf").to_str().unwrap().to_owned();
         config.programs.serve_environment.push(("CONTAINERS_CONF".into(), settings));
+    }
+
+    /// Has each Podman that begins on a node hang, or all of them go on.
+    pub fn hang(&self, node: &str, hangs: bool) {
+        let file = self.directory.path().join(format!("{node}.hangs"));
+        let done = if hangs { std::fs::write(file, "") } else { std::fs::remove_file(file) };
+        done.unwrap();
     }
 
     /// Calls the Podman of a node, whatever comes of it.

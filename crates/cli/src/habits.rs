@@ -76,60 +76,148 @@ const VERBS: &[(&str, &str)] = &[
     ("untag", "`godwit image rm IMAGE` removes an image with its name"),
 ];
 
-/// Flags of `run`.
+/// Verbs below `image`, `network` and `volume`: these, what is above them, what to type instead.
+const BELOW: &[(&str, &str, &str)] = &[
+    (
+        "image",
+        "build import save tag untag sign",
+        "godwit makes no images: skopeo(1) copies and signs them, `podman build` builds them",
+    ),
+    (
+        "image",
+        "diff history inspect tree",
+        "`godwit image ls --layers` lists images with their layers, `skopeo inspect docker://IMAGE` shows one of a registry",
+    ),
+    ("image", "exists", "`godwit image ls -q` lists the names of images, for grep(1)"),
+    (
+        "image",
+        "load",
+        "an image is taken from its archive when a service is run: `godwit run --image ARCHIVE`",
+    ),
+    ("image", "mount unmount", "`godwit cp NAME:/PATH .` copies files out of a service"),
+    ("image", "pull", "write the verb alone: `godwit pull IMAGE`"),
+    (
+        "image",
+        "push scp search",
+        "godwit sends no images, and searches no registry; layers go to another node with a service that moves",
+    ),
+    ("image", "trust", "what is trusted is said in /etc/containers/policy.json (containers-policy.json(5))"),
+    (
+        "network",
+        "connect disconnect",
+        "a service has the networks that it was run with: `godwit run --network`",
+    ),
+    ("network", "exists", "`godwit network ls -q` lists the names of networks, for grep(1)"),
+    ("network", "prune", "`godwit network rm NETWORK` removes a network that no service is on"),
+    ("network", "reload", "godwitd puts rules back itself"),
+    ("volume", "exists", "`godwit volume ls -q` lists the names of volumes, for grep(1)"),
+    ("volume", "export", "`godwit cp NAME:/PATH -` writes the files of a service's volume as a tar archive"),
+    ("volume", "import", "`godwit cp - NAME:/PATH` puts a tar archive into a service's volume"),
+    ("volume", "mount reload unmount", "`godwit volume inspect VOLUME` has the path of the files"),
+];
+
+/// Flags of `run`, and what to type instead.
 const RUN: &[(&str, &str)] = &[
     (
-        "-i",
-        "a service runs detached: run it without -i, and type into it with `godwit exec -it NAME COMMAND`",
-    ),
-    (
-        "-t",
-        "a service runs detached, without a terminal: run it without -t, and then `godwit exec -it NAME COMMAND`",
-    ),
-    (
-        "--interactive",
+        "-i --interactive",
         "a service runs detached: run it without, and type into it with `godwit exec -it NAME COMMAND`",
     ),
     (
-        "--tty",
+        "-t --tty",
         "a service runs detached, without a terminal: run it without, and then `godwit exec -it NAME COMMAND`",
     ),
-    ("--add-host", "a service asks the name servers of the node that it is on: let them know the host"),
-    ("--attach", "a service runs detached: `godwit logs -f NAME` shows what it writes"),
-    ("--cgroup-parent", "godwit places the cgroups of services itself"),
-    ("--cidfile", "godwit prints the service's name, which is its identity"),
-    ("--cpu-shares", "a limit is given in CPUs: --cpus 1.5"),
-    ("--cpu-quota", "a limit is given in CPUs: --cpus 1.5"),
-    ("--cpuset-cpus", "nodes have different processors: a limit is given in CPUs, --cpus 1.5"),
-    ("--device", "devices belong to a node, and do not move"),
-    ("--dns", "a service has its node's name servers, on each node that it moves to"),
-    ("--expose", "the ports of a service are open on its networks; --publish opens one on the nodes"),
-    ("--gpus", "the state of a GPU does not move"),
+    ("-a --attach --sig-proxy", "a service runs detached: `godwit logs -f NAME` shows what it writes"),
+    ("--detach-keys", "a terminal ends with its command; a service runs detached"),
     (
-        "--health-cmd",
+        "--add-host --no-hosts",
+        "a service asks the name servers of the node that it is on: let them know the host",
+    ),
+    ("--annotation", "--label says something of a service"),
+    ("--arch --os --platform --variant", "a node runs images of its own instruction set"),
+    (
+        "--blkio-weight --blkio-weight-device --device-read-bps --device-read-iops --device-write-bps --device-write-iops",
+        "what moves with a service are limits of memory, CPUs and processes: --memory, --cpus, --pids-limit",
+    ),
+    (
+        "--cgroup-conf --cgroup-parent --cgroupns --cgroups",
+        "godwit places the cgroups of services itself, each in a cgroup namespace of its own",
+    ),
+    (
+        "--chrootdirs --image-volume --passwd --passwd-entry",
+        "a service has the files of its image, and what --volume and --mount add",
+    ),
+    (
+        "--cidfile --conmon-pidfile --pidfile --pod-id-file",
+        "godwit prints the service's name, which is its identity; `godwit inspect NAME` has the PID",
+    ),
+    (
+        "--cpu-period --cpu-quota --cpu-rt-period --cpu-rt-runtime -c --cpu-shares",
+        "a limit is given in CPUs: --cpus 1.5",
+    ),
+    ("--cpuset-cpus --cpuset-mems", "nodes have different processors: a limit is given in CPUs, --cpus 1.5"),
+    ("--device --device-cgroup-rule", "devices belong to a node, and do not move"),
+    (
+        "--disable-content-trust",
+        "what is trusted is said in /etc/containers/policy.json (containers-policy.json(5))",
+    ),
+    (
+        "--dns --dns-option --dns-search",
+        "a service has its node's name servers, on each node that it moves to",
+    ),
+    (
+        "--env-host --env-merge --http-proxy --unsetenv --unsetenv-all",
+        "a service has its image's environment, and what --env and --env-file say",
+    ),
+    (
+        "-P --expose --publish-all",
+        "the ports of a service are open on its networks; --publish opens one on the nodes",
+    ),
+    (
+        "--gidmap --hostuser --subgidname --subuidname --uidmap --userns",
+        "services run without user namespaces; --user and --cap-drop limit what they may do",
+    ),
+    ("--gpus", "the state of a GPU does not move"),
+    ("--group-add", "--user UID:GID says as whom a service runs"),
+    (
+        "--health-cmd --health-interval --health-on-failure --health-retries --health-start-period --health-timeout --no-healthcheck",
         "godwit has no health checks of its own: those of a container of Podman or Docker move with it (`godwit adopt`)",
     ),
-    ("--init", "name an init as the command: `godwit run … tini COMMAND`"),
+    ("--init --init-path", "name an init as the command: `godwit run … tini COMMAND`"),
+    ("--ip6", "--ip takes IPv6 addresses, too"),
     ("--ipc", "a service has an IPC namespace of its own, which moves with it"),
-    ("--link", "services reach each other by their addresses on a network: --network, --ip"),
+    ("--label-file", "--label says one, and can be given several times"),
+    ("--link --network-alias", "services reach each other by their addresses on a network: --network, --ip"),
+    (
+        "--log-driver --log-opt",
+        "godwit keeps a log for each service, which moves with it: `godwit logs NAME`",
+    ),
     ("--mac-address", "a service's MAC address is made from its IP address, and moves with it"),
-    ("--memory-swap", "--memory limits memory; swap is not limited"),
+    ("--memory-reservation --memory-swap --memory-swappiness", "--memory limits memory; swap is not limited"),
     ("--net", "write --network"),
+    ("--oom-kill-disable --oom-score-adj", "--memory limits a service's memory, and so whom the kernel ends"),
+    ("--personality", "a service has its node's personality; setarch(8) can be the command"),
     ("--pid", "a service has a PID namespace of its own, which moves with it"),
-    ("--pod", "services reach each other by their network: --network"),
-    ("--platform", "a node runs images of its own instruction set"),
+    ("--pod --requires", "services reach each other by their network: --network"),
+    ("--preserve-fds", "a service has standard input, output and error of its own"),
     (
         "--privileged",
         "a service that has the node's devices and namespaces cannot move: give what it needs, with --cap-add",
     ),
-    ("--quiet", "run prints the service's name and nothing else"),
+    ("-q --quiet", "run prints the service's name and nothing else"),
+    ("--read-only-tmpfs", "write --mount type=tmpfs,dst=PATH for each directory that is to be written"),
+    ("--replace", "`godwit rm -f NAME` removes the other one, first"),
+    ("--rmi", "`godwit image rm IMAGE` removes an image that no service uses"),
+    ("--sdnotify --systemd", "a service tells no service manager; its command can be an init"),
+    ("--seccomp-policy", "write --security-opt seccomp=PROFILE"),
     ("--secret", "godwit keeps no secrets: mount a file (-v PATH:TARGET:ro)"),
     ("--shm-size", "/dev/shm has 64 MiB; another size: --mount type=tmpfs,dst=/dev/shm,size=256m"),
     ("--stop-signal", "`godwit kill -s SIGNAL NAME` sends any signal"),
     ("--stop-timeout", "`godwit stop -t SECONDS NAME` waits for as long"),
     ("--sysctl", "set it in the namespace of the service's network: `godwit run --network ns:PATH`"),
+    ("--timeout", "timeout(1) can be the command: `godwit run … timeout SECONDS COMMAND`"),
     ("--tmpfs", "write --mount type=tmpfs,dst=PATH"),
-    ("--userns", "services run without user namespaces; --user and --cap-drop limit what they may do"),
+    ("--tz", "write --env TZ=ZONE"),
+    ("--umask", "a shell can be the command: sh -c 'umask 027; exec COMMAND'"),
     ("--uts", "--hostname names the service's host"),
     ("--volumes-from", "a volume is one service's at a time"),
 ];
@@ -317,22 +405,27 @@ pub(crate) fn instead(error: &clap::Error, words: &[String]) -> Option<String> {
         Some(ContextValue::String(word)) => Some(word.as_str()),
         _ => None,
     };
+    let is_in = |habits: &str, word: &str| habits.split_whitespace().any(|habit| habit == word);
     let find = |table: &[(&str, &'static str)], word: &str| {
-        table.iter().find(|(habit, _)| *habit == word).map(|(_, instead)| *instead)
+        table.iter().find(|(habits, _)| is_in(habits, word)).map(|(_, instead)| *instead)
     };
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
-            let verb = said(ContextKind::InvalidSubcommand)?;
-            Some(format!("godwit has no `{verb}`: {}", find(VERBS, verb)?))
+            let below = said(ContextKind::InvalidSubcommand)?;
+            let Some(above) = verb(words) else {
+                return Some(format!("godwit has no `{below}`: {}", find(VERBS, below)?));
+            };
+            let meant = |(verb, habits, _): &&(&str, &str, &str)| *verb == above && is_in(habits, below);
+            let (.., instead) = BELOW.iter().find(meant)?;
+            Some(format!("godwit has no `{above} {below}`: {instead}"))
         }
         ErrorKind::UnknownArgument => {
             let (verb, flag) = (verb(words)?, said(ContextKind::InvalidArg)?);
             let instead = if verb == "run" {
-                // `--health-interval` is about what `--health-cmd` is about.
-                find(RUN, if flag.starts_with("--health-") { "--health-cmd" } else { flag })?
+                find(RUN, flag)?
             } else {
                 let meant = |(verbs, flags, _): &&(&[&str], &str, &str)| {
-                    verbs.contains(&verb.as_str()) && flags.split_whitespace().any(|habit| habit == flag)
+                    verbs.contains(&verb.as_str()) && is_in(flags, flag)
                 };
                 FLAGS.iter().find(meant).map(|(.., instead)| *instead)?
             };
@@ -386,7 +479,7 @@ mod tests {
 
     #[test]
     fn flags_of_run_that_there_are_not_are_refused_with_what_to_type_instead() {
-        for (flag, _) in RUN {
+        for flag in RUN.iter().flat_map(|(flags, _)| flags.split_whitespace()) {
             let sentence = said(&format!("godwit run --image i.tar {flag} x")).unwrap_or_default();
             assert!(sentence.starts_with(&format!("godwit run has no {flag}: ")), "{sentence}");
         }
@@ -401,8 +494,35 @@ mod tests {
         }
     }
 
-    /// Podman 4.3's flags of the verbs that godwit has, too.
+    #[test]
+    fn verbs_below_others_are_refused_with_what_to_type_instead() {
+        // Podman 4.3's.
+        for (above, verbs) in [
+            (
+                "image",
+                "build diff exists history import inspect list load mount prune pull push rm save scp search sign tag tree trust unmount untag",
+            ),
+            ("volume", "create exists export import inspect ls mount prune reload rm unmount"),
+            ("network", "connect create disconnect exists inspect ls prune reload rm"),
+        ] {
+            let definition = crate::definition();
+            let level = definition.find_subcommand(above).unwrap_or_else(|| panic!("no {above}"));
+            for verb in verbs.split_whitespace() {
+                if level.find_subcommand(verb).is_none() {
+                    let sentence = said(&format!("godwit {above} {verb} x")).unwrap_or_default();
+                    assert!(sentence.starts_with(&format!("godwit has no `{above} {verb}`: ")), "{sentence}");
+                }
+            }
+        }
+        assert!(said("godwit volume frobnicate").is_some_and(|sentence| sentence.contains("unrecognized")));
+    }
+
+    /// Podman 4.3's flags of the verbs that godwit has, too, but for `-h`, which asks for help here.
     const PODMAN_FLAGS: &[(&str, &str)] = &[
+        (
+            "run",
+            "--add-host --annotation --arch -a --attach --authfile --blkio-weight --blkio-weight-device --cap-add --cap-drop --cgroup-conf --cgroup-parent --cgroupns --cgroups --chrootdirs --cidfile --conmon-pidfile --cpu-period --cpu-quota --cpu-rt-period --cpu-rt-runtime -c --cpu-shares --cpus --cpuset-cpus --cpuset-mems -d --detach --detach-keys --device --device-cgroup-rule --device-read-bps --device-read-iops --device-write-bps --device-write-iops --disable-content-trust --dns --dns-option --dns-search --entrypoint -e --env --env-file --env-host --env-merge --expose --gidmap --group-add --health-cmd --health-interval --health-on-failure --health-retries --health-start-period --health-timeout --hostname --hostuser --http-proxy --image-volume --init --init-path -i --interactive --ip --ip6 --ipc -l --label --label-file --log-driver --log-opt --mac-address -m --memory --memory-reservation --memory-swap --memory-swappiness --mount --name --network --network-alias --no-healthcheck --no-hosts --oom-kill-disable --oom-score-adj --os --passwd --passwd-entry --personality --pid --pidfile --pids-limit --platform --pod --pod-id-file --preserve-fds --privileged -p --publish -P --publish-all --pull -q --quiet --read-only --read-only-tmpfs --replace --requires --restart --rm --rmi --rootfs --sdnotify --seccomp-policy --secret --security-opt --shm-size --sig-proxy --stop-signal --stop-timeout --subgidname --subuidname --sysctl --systemd --timeout --tls-verify --tmpfs -t --tty --tz --uidmap --ulimit --umask --unsetenv --unsetenv-all -u --user --userns --uts --variant -v --volume --volumes-from -w --workdir",
+        ),
         (
             "exec",
             "-d --detach --detach-keys -e --env --env-file -i --interactive -l --latest --preserve-fds --privileged -t --tty -u --user -w --workdir",
@@ -483,7 +603,8 @@ mod tests {
                     }
                 });
                 if !has {
-                    let sentence = said(&format!("godwit {verb} {flag} x")).unwrap_or_default();
+                    let image = if *verb == "run" { "--image i.tar " } else { "" };
+                    let sentence = said(&format!("godwit {verb} {image}{flag} x")).unwrap_or_default();
                     assert!(sentence.starts_with(&format!("godwit {verb} has no {flag}: ")), "{sentence}");
                 }
             }
@@ -505,6 +626,7 @@ mod tests {
     fn verbs_that_are_named_exist() {
         let definition = crate::definition();
         let flags = FLAGS.iter().map(|(_, flags, instead)| (flags, instead));
+        let flags = flags.chain(BELOW.iter().map(|(_, verbs, instead)| (verbs, instead)));
         for (habit, instead) in VERBS.iter().chain(RUN).map(|(habit, instead)| (habit, instead)).chain(flags)
         {
             for command in instead.split('`').skip(1).step_by(2) {

@@ -39,6 +39,7 @@ const RESERVATION: &str = "a process has reserved more memory than this node has
 const HINTS: &[(&str, &str)] = &[
     ("External socket is used", OUTSIDE_SOCKET),
     ("Dangling connection", OUTSIDE_SOCKET),
+    ("unix: Unix socket ", OUTSIDE_SOCKET),
     ("Can't dump half of stream unix connection", OUTSIDE_SOCKET),
     ("Found dangling tty", OUTSIDE_TERMINAL),
     ("Unable to dump external tty", OUTSIDE_TERMINAL),
@@ -209,6 +210,7 @@ mod tests {
     #[test]
     fn what_services_have_met_is_explained() {
         for (message, remedy) in [
+            ("unix: Unix socket 12 not found", "outside the container"),
             ("fsnotify: \tCan't dump that handle", "inotify"),
             ("Non-empty write queue on an in-flight socket 0x12", "try again"),
             ("unix: Found a closed in-flight socket to 0x12", "try again"),

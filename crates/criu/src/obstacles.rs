@@ -5,7 +5,7 @@
 //! - [`tasks`]: processes in a state that cannot be restored.
 //! - [`files`]: what they have open and mapped.
 //! - [`memory`]: what they have reserved, where CRIU is not godwit's, and what a destination cannot restore of it.
-//! - [`unix`]: connections that have not been accepted yet.
+//! - [`unix`]: connections that have not been accepted yet, or that go out of the container.
 //!
 //! A check stops nothing: processes come and go meanwhile, and much of what it finds passes by
 //! itself. An obstacle that two checks find is more certain; see [`Obstacle`]. What is looked for
@@ -18,6 +18,7 @@ mod unix;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::path::Path;
 
 pub use memory::{Restores, most_at_once, not_restored};
@@ -86,18 +87,37 @@ impl Subject<'_> {
             found.extend(files::message_queue(self.proc, main, &found));
         }
         if let Some(unix) = self.unix {
-            match unix.waiting() {
-                Ok(waiting) => found.extend(waiting.iter().filter_map(|waiting| {
-                    let at = sockets.get(&waiting.listener)?;
-                    let task = tasks.get(*at)?;
-                    Some(Obstacle::new(task, waiting.what(), unix::WAITING))
-                })),
+            match of_unix(self, unix, &tasks, &sockets) {
+                Ok(obstacles) => found.extend(obstacles),
                 // Then CRIU asks in vain as well, and says so.
                 Err(error) => tracing::warn!(%error, "cannot list the unix sockets of a service"),
             }
         }
         found
     }
+}
+
+/// What is the matter with unix sockets that these processes have open: by inode, the place of one of them.
+fn of_unix(
+    subject: &Subject<'_>,
+    unix: &UnixSockets,
+    tasks: &[Task],
+    sockets: &HashMap<u64, usize>,
+) -> io::Result<Vec<Obstacle>> {
+    let of = |inode: u64, what: String, why| {
+        let task = tasks.get(*sockets.get(&inode)?)?;
+        Some(Obstacle::new(task, what, why))
+    };
+    let waiting = unix.waiting()?;
+    let waiting = waiting.iter().filter_map(|one| of(one.listener, one.what(), unix::WAITING));
+    let network = |pid: u32| std::fs::read_link(subject.proc.join(pid.to_string()).join("ns/net")).ok();
+    let here = network(subject.main);
+    let is_here = |place: usize| {
+        here.is_some() && tasks.get(place).is_some_and(|task: &Task| network(task.pid) == here)
+    };
+    let outside = unix.outside(sockets, is_here)?;
+    let outside = outside.iter().filter_map(|one| of(one.inode, one.what(), unix::OUTSIDE));
+    Ok(waiting.chain(outside).collect())
 }
 
 /// Those of one check that another one found as well.

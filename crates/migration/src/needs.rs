@@ -9,6 +9,9 @@ const OWN_PID_LIMIT: (u32, u32) = (6, 14);
 /// The profile of a process that AppArmor does not confine.
 const UNCONFINED: &str = "unconfined";
 
+/// Domains of SELinux that confine nothing: a process that loses one gains nothing.
+const FREE_DOMAINS: [&str; 5] = ["unconfined_t", "unconfined_service_t", "spc_t", "init_t", "kernel_t"];
+
 /// Of another node's name of a profile so much is shown, characters.
 const MOST_PROFILE: usize = 200;
 
@@ -21,6 +24,9 @@ pub struct KernelNeeds {
     /// The AppArmor profile of its main process; empty where it has none.
     #[prost(string, tag = "2")]
     pub apparmor: String,
+    /// The SELinux label of its main process; empty where nothing confines it.
+    #[prost(string, tag = "3")]
+    pub selinux: String,
 }
 
 impl KernelNeeds {
@@ -36,7 +42,11 @@ impl KernelNeeds {
             root.join("sys/kernel/security/apparmor").exists().then_some(())?;
             fs::read_to_string(proc.join(main.to_string()).join(file)).ok()
         });
-        Self { highest_id: ids.max().unwrap_or(0), apparmor: profile.as_deref().map_or("", named).to_owned() }
+        Self {
+            highest_id: ids.max().unwrap_or(0),
+            apparmor: profile.as_deref().map_or("", named).to_owned(),
+            selinux: label(root, main).unwrap_or_default(),
+        }
     }
 
     /// What `node` does not give, by the files below `root` there.
@@ -51,9 +61,18 @@ impl KernelNeeds {
                 self.highest_id
             ));
         }
-        if !self.apparmor.is_empty() {
+        let plain = |name: &str| -> String {
             let plain = |c: char| if c.is_control() { '?' } else { c };
-            let shown: String = self.apparmor.chars().map(plain).take(MOST_PROFILE).collect();
+            name.chars().map(plain).take(MOST_PROFILE).collect()
+        };
+        if !self.selinux.is_empty() {
+            reasons.push(format!(
+                "the service runs under the SELinux label {}, which CRIU does not restore: on node {node} nothing would confine it; start the service without one",
+                plain(&self.selinux)
+            ));
+        }
+        if !self.apparmor.is_empty() {
+            let shown = plain(&self.apparmor);
             let securityfs = root.join("sys/kernel/security/apparmor");
             let loaded = read("sys/kernel/security/apparmor/profiles");
             if !securityfs.exists() {
@@ -75,6 +94,15 @@ fn named(line: &str) -> &str {
     let line = line.trim_end_matches(['\n', '\0']);
     let name = line.rsplit_once(" (").map_or(line, |(name, _)| name);
     if name == UNCONFINED { "" } else { name }
+}
+
+/// The label of a process that SELinux confines.
+fn label(root: &Path, pid: u32) -> Option<String> {
+    root.join("sys/fs/selinux").join("enforce").exists().then_some(())?;
+    let label = fs::read_to_string(root.join("proc").join(pid.to_string()).join("attr/current")).ok()?;
+    let label = label.trim_end_matches(['\n', '\0']);
+    // user:role:type:level
+    (!FREE_DOMAINS.contains(&label.split(':').nth(2)?)).then(|| label.to_owned())
 }
 
 /// The highest ID that a thread has in its innermost PID namespace: its own, its process group's or its session's.
@@ -131,7 +159,7 @@ mod tests {
     fn an_id_is_refused_where_the_kernel_would_not_give_it() {
         let objections = |release: &str, limit: &str, highest_id| {
             let files = [("proc/sys/kernel/osrelease", release), ("proc/sys/kernel/pid_max", limit)];
-            KernelNeeds { highest_id, apparmor: String::new() }.objections(root(&files).path(), "b")
+            KernelNeeds { highest_id, ..KernelNeeds::default() }.objections(root(&files).path(), "b")
         };
         assert_eq!(objections("6.1.0-30-amd64\n", "32768\n", 32_767), Vec::<String>::new());
         let refused = objections("6.1.0-30-amd64\n", "32768\n", 32_768);
@@ -143,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_profile_must_be_loaded() {
-        let needs = KernelNeeds { highest_id: 1, apparmor: "docker-default".into() };
+        let needs = KernelNeeds { apparmor: "docker-default".into(), ..KernelNeeds::default() };
         let profiles = "sys/kernel/security/apparmor/profiles";
         let loaded = root(&[(profiles, "man_filter (enforce)\ndocker-default (enforce)\n")]);
         assert_eq!(needs.objections(loaded.path(), "b"), Vec::<String>::new());
@@ -151,6 +179,24 @@ mod tests {
         assert!(other[0].contains("profile docker-default, which is not loaded on node b"), "{other:?}");
         let none = needs.objections(root(&[]).path(), "b");
         assert!(none[0].contains("node b has no AppArmor"), "{none:?}");
+    }
+
+    #[test]
+    fn what_selinux_confines_is_refused() {
+        let of = |label: &str| {
+            let files = [("sys/fs/selinux/enforce", "0"), ("proc/7/attr/current", label)];
+            KernelNeeds::of(root(&files).path(), &[7], 7)
+        };
+        let confined = of("system_u:system_r:container_t:s0:c1,c2\0");
+        let refused = confined.objections(root(&[]).path(), "b");
+        assert!(
+            refused[0].contains("label system_u:system_r:container_t:s0:c1,c2, which CRIU"),
+            "{refused:?}"
+        );
+        assert_eq!(of("unconfined_u:unconfined_r:unconfined_t:s0\0"), KernelNeeds::default());
+        assert_eq!(of("kernel"), KernelNeeds::default());
+        let without = [("proc/7/attr/current", "system_u:system_r:container_t:s0\n")];
+        assert_eq!(KernelNeeds::of(root(&without).path(), &[7], 7), KernelNeeds::default());
     }
 
     #[test]

@@ -12,8 +12,9 @@ const REQUEST: usize = 24;
 const MESSAGE: usize = 16;
 /// Where `struct unix_diag_msg` has the inode.
 const INODE: usize = 4;
-/// Attributes: `UNIX_DIAG_NAME`, `UNIX_DIAG_ICONS`, `UNIX_DIAG_RQLEN`.
+/// Attributes: `UNIX_DIAG_NAME`, `UNIX_DIAG_PEER`, `UNIX_DIAG_ICONS`, `UNIX_DIAG_RQLEN`.
 const NAME: u16 = 0;
+const PEER: u16 = 2;
 const WAITING_INODES: u16 = 3;
 const QUEUES: u16 = 4;
 
@@ -26,6 +27,8 @@ impl States {
     pub const CONNECTED: Self = Self(1 << 1);
     /// `TCP_LISTEN`.
     pub const LISTENING: Self = Self(1 << 10);
+    /// Whatever state it is.
+    pub const ANY: Self = Self(u32::MAX);
 }
 
 /// What the kernel is to tell of each socket, as bits of a set; [`Socket`] has nothing of the rest.
@@ -35,6 +38,8 @@ pub struct Show(u32);
 impl Show {
     /// The name and the connections that wait (`UDIAG_SHOW_NAME`, `UDIAG_SHOW_ICONS`).
     pub const WAITING: Self = Self(0x1 | 0x8);
+    /// The name and the other end (`UDIAG_SHOW_NAME`, `UDIAG_SHOW_PEER`).
+    pub const PEER: Self = Self(0x1 | 0x4);
     /// How much is in its queues (`UDIAG_SHOW_RQLEN`).
     pub const QUEUES: Self = Self(0x10);
 }
@@ -46,6 +51,8 @@ pub struct Socket {
     pub inode: u64,
     /// Its name, to be shown to people: one in the abstract namespace begins with an `@`. Empty if it has none.
     pub name: String,
+    /// The inode of the other end; 0 if it has none, or one that has closed or was not accepted.
+    pub peer: u64,
     /// Of a listening socket: the inodes of the other ends of the connections that it has not accepted; 0 is one that
     /// has closed.
     pub waiting: Vec<u64>,
@@ -87,6 +94,7 @@ fn parse(body: &[u8]) -> Option<Socket> {
         let (kind, content, behind) = first_attribute(attributes)?;
         match kind {
             NAME => socket.name = shown(content),
+            PEER => socket.peer = word(content, 0)?.into(),
             WAITING_INODES => {
                 let inodes = content.chunks_exact(4).filter_map(|inode| word(inode, 0));
                 socket.waiting = inodes.map(u64::from).collect();
@@ -123,6 +131,19 @@ mod tests {
 
     fn inode(socket: &impl AsRawFd) -> u64 {
         std::fs::metadata(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap().ino()
+    }
+
+    #[test]
+    fn the_two_ends_of_a_connection_know_each_other() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let sockets = SockDiag::open().unwrap();
+        let peer = |of: &UnixStream| {
+            let all = sockets.unix(States::ANY, Show::PEER).unwrap();
+            all.into_iter().find(|socket| socket.inode == inode(of)).unwrap().peer
+        };
+        assert_eq!((peer(&one), peer(&other)), (inode(&other), inode(&one)));
+        drop(other);
+        assert_eq!(peer(&one), 0);
     }
 
     #[test]

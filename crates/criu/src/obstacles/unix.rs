@@ -1,5 +1,5 @@
-//! Connections to unix sockets that wait to be accepted and that CRIU cannot dump: those whose other end has
-//! closed, or has sent something.
+//! Connections of unix sockets that CRIU cannot dump: those that wait to be accepted, and whose other end has closed or has
+//! sent something; and those to a process outside of the container, through a socket of the node that is mounted into it.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,6 +8,9 @@ use godwit_sockets::SockDiag;
 use godwit_sockets::unix::{Show, Socket, States};
 
 pub(super) const WAITING: &str = "and CRIU cannot dump that; try again when the service has accepted it";
+
+pub(super) const OUTSIDE: &str =
+    "and CRIU cannot dump that; have the service close it, or mount no socket of the node into the container";
 
 /// The kernel's answers about the unix sockets of a network namespace.
 #[derive(Debug)]
@@ -21,6 +24,22 @@ pub(super) struct Waiting {
     /// Its name; empty if it has none that can be shown.
     name: String,
     is_closed: bool,
+}
+
+/// A socket of the service that is connected to one of a process outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Outside {
+    pub(super) inode: u64,
+    /// Empty if it has none that is known.
+    name: String,
+}
+
+impl Outside {
+    /// With the inode: it is another thing than one that was found before, and may have been closed meanwhile.
+    pub(super) fn what(&self) -> String {
+        let name = if self.name.is_empty() { String::new() } else { format!(" ({})", self.name) };
+        format!("has unix socket {}{name} connected to a process outside of the container,", self.inode)
+    }
 }
 
 impl Waiting {
@@ -37,6 +56,31 @@ impl UnixSockets {
     /// The kernel refuses.
     pub fn open() -> io::Result<Self> {
         SockDiag::open().map(Self)
+    }
+
+    /// Of these, which processes of the service have open: those whose other end none of them has. `is_here` tells
+    /// whether one of them is used in this network namespace: the kernel makes an accepted socket in that of the client,
+    /// so that one from outside is not among those that it tells of here.
+    pub(super) fn outside(
+        &self,
+        open: &HashMap<u64, usize>,
+        is_here: impl Fn(usize) -> bool,
+    ) -> io::Result<Vec<Outside>> {
+        let all = self.0.unix(States::ANY, Show::PEER)?;
+        let all: HashMap<u64, Socket> = all.into_iter().map(|socket| (socket.inode, socket)).collect();
+        let mut found: Vec<Outside> = open
+            .iter()
+            .filter_map(|(inode, place)| {
+                let name = match all.get(inode) {
+                    Some(Socket { peer: 0, .. }) => return None,
+                    Some(socket) => (!open.contains_key(&socket.peer)).then(|| socket.name.clone())?,
+                    None => is_here(*place).then(String::new)?,
+                };
+                Some(Outside { inode: *inode, name })
+            })
+            .collect();
+        found.sort_by_key(|outside| outside.inode);
+        Ok(found)
     }
 
     pub(super) fn waiting(&self) -> io::Result<Vec<Waiting>> {
@@ -68,6 +112,26 @@ mod tests {
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
+
+    #[test]
+    fn connections_to_a_process_outside_are_found() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let inode =
+            |of: &UnixStream| std::fs::metadata(format!("/proc/self/fd/{}", of.as_raw_fd())).unwrap().ino();
+        let sockets = UnixSockets::open().unwrap();
+        let outside = |open: &[u64], is_here| {
+            let open = open.iter().map(|inode| (*inode, 0)).collect();
+            let found = sockets.outside(&open, |_| is_here).unwrap();
+            found.iter().map(|outside| outside.inode).collect::<Vec<_>>()
+        };
+        assert_eq!(outside(&[inode(&one), inode(&other)], true), [0; 0]);
+        assert_eq!(outside(&[inode(&one)], true), [inode(&one)]);
+        // One that a client of another network namespace has made.
+        assert_eq!((outside(&[1], true), outside(&[1], false)), (vec![1], vec![]));
+        let alone = inode(&one);
+        drop(other);
+        assert_eq!(outside(&[alone], true), [0; 0], "its other end has closed");
+    }
 
     #[test]
     fn connections_that_cannot_be_dumped_are_found_until_they_are_accepted() {
