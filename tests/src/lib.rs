@@ -69,8 +69,16 @@ pub const BACKEND_VARIABLE: &str = "GODWIT_TEST_BACKEND";
 pub const TRIES: u32 = 5;
 /// What is said of a node of which nothing was heard in the time for heartbeats.
 const SILENT: &str = "was silent for";
-/// Of what a check may warn for any service: PostgreSQL has shared memory, and a machine can be busy.
-const DUE_WARNINGS: [&str; 3] = ["MiB are shared memory", "it would be frozen for", "cannot be measured"];
+/// Of what a check may warn for any service: PostgreSQL has shared memory, a copied directory stays where it is, a kernel
+/// may not tell what is written, and a machine can be busy.
+const DUE_WARNINGS: [&str; 6] = [
+    "MiB are shared memory",
+    "and is the service's no longer",
+    "no time is predicted",
+    "cannot be noticed",
+    "it would be frozen for",
+    "cannot be measured",
+];
 /// Reasons of aborted moves that overload alone can cause: a daemon that gets no processor for seconds is given up,
 /// and a service that gets none does not accept its clients' connections.
 pub const BUSY: [&str; 3] = [SILENT, "has closed the connection", "wait for the service to accept"];

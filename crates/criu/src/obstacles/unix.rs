@@ -38,14 +38,14 @@ impl Outside {
     /// With the inode: it is another thing than one that was found before, and may have been closed meanwhile.
     pub(super) fn what(&self) -> String {
         let name = if self.name.is_empty() { String::new() } else { format!(" ({})", self.name) };
-        format!("has unix socket {}{name} connected to a process outside of the container,", self.inode)
+        format!("has unix socket {}{name} connected to a process outside of the container", self.inode)
     }
 }
 
 impl Waiting {
     pub(super) fn what(&self) -> String {
         let matter = if self.is_closed { "whose other end has closed" } else { "and carries data already" };
-        format!("has not accepted a connection to its unix socket {}, {matter},", self.name)
+        format!("has not accepted a connection to its unix socket {}, {matter}", self.name)
     }
 }
 

@@ -126,7 +126,8 @@ impl Attach for Network {
     }
 
     async fn unix_sockets(&self, _: &Service) -> Result<io::Result<UnixSockets>, NetworkError> {
-        self.step("unix_sockets", || Ok(UnixSockets::open()))
+        // Processes here talk to the test, which a real service could not.
+        self.step("unix_sockets", || Ok(Err(io::ErrorKind::Unsupported.into())))
     }
 }
 
