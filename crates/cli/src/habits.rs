@@ -183,7 +183,7 @@ const RUN: &[(&str, &str)] = &[
         "godwit has no health checks of its own: those of a container of Podman or Docker move with it (`godwit adopt`)",
     ),
     ("--init --init-path", "name an init as the command: `godwit run … tini COMMAND`"),
-    ("--ip6", "--ip takes IPv6 addresses, too"),
+    ("--ip6", "a service's IPv6 address is made from its IPv4 address: --ip, and `godwitd serve --subnet6`"),
     ("--ipc", "a service has an IPC namespace of its own, which moves with it"),
     ("--label-file", "--label says one, and can be given several times"),
     ("--link --network-alias", "services reach each other by their addresses on a network: --network, --ip"),
