@@ -65,7 +65,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 packages-rpm test-packages uninstall clean
+.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 packages-rpm test-packages test-reproducible uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,7 +98,7 @@ test-full: ## make test in all combinations, then under eager huge pages, progra
 	@$(CLIPPY_COMPILES) $(MAKE) --no-print-directory test-engines
 	@$(CLIPPY_COMPILES) scripts/timed "end-to-end tests under eager huge pages" scripts/with-huge-pages $(MAKE) --no-print-directory e2e
 	@scripts/timed "programs that change the instruction set" $(MAKE) --no-print-directory test-isa-full
-	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages
+	@scripts/timed "Debian packages" $(MAKE) --no-print-directory test-packages test-reproducible
 	@GODWIT_PACKAGES=$(CURDIR)/$(PACKAGES) $(CLIPPY_COMPILES) scripts/timed "moves between virtual machines" \
 		$(MAKE) --no-print-directory test-machines TEST_ARGS=smoke
 	@scripts/timed "fuzz targets" $(MAKE) --no-print-directory fuzz
@@ -116,7 +116,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/reproduce packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -261,6 +261,9 @@ packages-rpm: packages ## RPMs of godwit and godwit-criu for Fedora, of the same
 
 test-packages: packages ## lintian, and the packages in new roots of Debian 12 and 13: minutes
 	@packaging/test $(PACKAGES)
+
+test-reproducible: packages ## the packages once more from a clone, and byte for byte the same: minutes
+	@packaging/reproduce $(PACKAGES)
 
 uninstall: ## remove what install put there; state in /var/lib/godwit stays
 	$(SAY) "removing from $(DESTDIR)$(PREFIX)"

@@ -2,6 +2,7 @@
 //! them. Where there is no KVM they are emulated, and take minutes.
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod arm64;
 mod install;
 mod kernel;
 mod matrix;

@@ -19,7 +19,7 @@ use std::{
 use godwit_lab::workload::{Preset, RedisClient, Rootfs, Workload, resp::Reply};
 use godwit_tests::{Bed, CLIENT, Report, compile_by, pattern::Pattern, psql::Psql};
 
-use crate::{PATIENCE, both_ready, machines, send};
+use crate::{PATIENCE, arm64, both_ready, machines, send};
 
 const MODES: [&str; 4] = ["cold", "precopy", "postcopy", "hybrid"];
 /// Data of Redis.
@@ -32,6 +32,8 @@ struct Pair {
     name: &'static str,
     machines: [&'static str; 2],
     back: Back,
+    /// Of Redis.
+    env: Option<&'static str>,
     settings: &'static [Setting],
 }
 
@@ -61,6 +63,8 @@ enum Kind {
     Pattern,
     Postgres,
     Clocks,
+    /// A Redis that AppArmor confines.
+    Confined,
 }
 
 impl fmt::Display for Kind {
@@ -70,17 +74,25 @@ impl fmt::Display for Kind {
             Self::Pattern => "pattern",
             Self::Postgres => "postgres",
             Self::Clocks => "clocks",
+            Self::Confined => "confined",
         })
     }
 }
 
 const PLAIN: &str = "plain";
 
+/// The AppArmor profile of a confined Redis, and where a machine has it.
+const PROFILE: &str = "lab-redis";
+const PROFILE_FILE: &str = "/etc/apparmor.d/lab-redis";
+/// The directory of its container that the profile lets nobody write.
+const DENIED: &str = "denied";
+
 const PAIRS: &[Pair] = &[
     Pair {
         name: "debian12-debian13",
         machines: ["debian12", "debian13"],
         back: Back::Free,
+        env: None,
         settings: &[
             Setting {
                 name: PLAIN,
@@ -108,12 +120,18 @@ const PAIRS: &[Pair] = &[
                 },
                 services: &[Kind::Redis, Kind::Clocks],
             },
+            Setting {
+                name: "AppArmor",
+                make: |bed| ["a", "b"].into_iter().for_each(|node| load_profile(bed, node)),
+                services: &[Kind::Confined],
+            },
         ],
     },
     Pair {
         name: "debian13-host",
         machines: ["debian13", HOST],
         back: Back::AsProcessorsSay,
+        env: None,
         settings: &[Setting {
             name: PLAIN,
             make: |_| (),
@@ -125,6 +143,7 @@ const PAIRS: &[Pair] = &[
         // The newer has AVX2 and more, the older neither AVX nor XSAVE.
         machines: ["debian13:cpu=Westmere", "debian13:cpu=max"],
         back: Back::Lacks("avx2"),
+        env: None,
         settings: &[Setting {
             name: PLAIN,
             make: |_| (),
@@ -132,9 +151,20 @@ const PAIRS: &[Pair] = &[
         }],
     },
     Pair {
+        name: "processors, hidden",
+        // What the newer has more is all of vectors and bits, which a C library can be told to leave alone.
+        machines: ["debian13:cpu=IvyBridge", "debian13:cpu=Haswell"],
+        back: Back::Free,
+        env: Some(
+            "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-BMI1,-BMI2,-MOVBE,-LZCNT",
+        ),
+        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Redis] }],
+    },
+    Pair {
         name: "cgroup1-cgroup2",
         machines: ["debian12:cgroup=1", "debian12"],
         back: Back::Free,
+        env: None,
         settings: &[Setting {
             name: PLAIN,
             make: |_| (),
@@ -145,7 +175,12 @@ const PAIRS: &[Pair] = &[
         name: "arm64-arm64",
         machines: ["arm64", "arm64"],
         back: Back::Free,
-        settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Pattern, Kind::Clocks] }],
+        env: None,
+        settings: &[Setting {
+            name: PLAIN,
+            make: |_| (),
+            services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
+        }],
     },
 ];
 
@@ -194,15 +229,21 @@ enum Running {
     Pattern(Pattern),
     Postgres { session: Psql, number: u32 },
     Clocks { address: Ipv4Addr, told: [u64; 2], at: Instant },
+    Confined { client: RedisClient, number: i64 },
 }
 
 impl Running {
     /// Starts one on node `a`; its number makes its name and address its own.
-    fn start(bed: &Bed, kind: Kind, name: &'static str, number: u8) -> Self {
+    fn start(bed: &Bed, kind: Kind, name: &'static str, number: u8, env: Option<&str>) -> Self {
         let address = Ipv4Addr::new(10, 88, 0, number);
         match kind {
             Kind::Redis => {
-                let preset = send_and_run(bed, name, address, || bed.build(Workload::Redis));
+                let preset = send_and_run(bed, name, address, || {
+                    let mut preset =
+                        if is_arm64(bed) { arm64::redis(bed) } else { bed.build(Workload::Redis) };
+                    preset.env.extend(env.map(str::to_owned));
+                    preset
+                });
                 let mut client =
                     RedisClient::connect(bed.lab(), CLIENT, preset.at(address), PATIENCE).unwrap();
                 client.fill(FILL).unwrap();
@@ -210,12 +251,34 @@ impl Running {
             }
             Kind::Pattern => Self::Pattern(Pattern::start(bed, name, number, true)),
             Kind::Postgres => {
-                send_and_run(bed, name, address, || bed.build(Workload::Postgres));
+                let arm64 = is_arm64(bed);
+                let preset = if arm64 { arm64::postgres(bed) } else { bed.build(Workload::Postgres) };
+                send_prepare_and_run(bed, name, address, preset, |preset| {
+                    if arm64 {
+                        arm64::initialize(bed, "a", preset);
+                    }
+                });
                 let mut session = Psql::connect(bed, address, PATIENCE);
                 session.query("CREATE TABLE t (number int PRIMARY KEY)");
                 // It stays open over all moves.
                 session.query("BEGIN");
                 Self::Postgres { session, number: 0 }
+            }
+            Kind::Confined => {
+                let preset = send_and_run(bed, name, address, || {
+                    let preset = bed.build(Workload::Redis);
+                    std::fs::create_dir_all(preset.rootfs.join(DENIED)).unwrap();
+                    preset
+                });
+                let mut client =
+                    RedisClient::connect(bed.lab(), CLIENT, preset.at(address), PATIENCE).unwrap();
+                // It may write elsewhere.
+                for command in [&["SAVE"][..], &["CONFIG", "SET", "dir", &format!("/{DENIED}")]] {
+                    assert_eq!(client.call(command).unwrap(), Reply::Simple("OK".to_owned()), "{command:?}");
+                }
+                let mut service = Self::Confined { client, number: 0 };
+                service.check(bed, "after its start");
+                service
             }
             Kind::Clocks => {
                 send_and_run(bed, name, address, || clocks(bed, name));
@@ -234,6 +297,18 @@ impl Running {
                     assert_eq!(answer, Reply::Integer(*number), "{when}");
                 }
                 client.check_fill(FILL).unwrap();
+            }
+            Self::Confined { client, number } => {
+                *number += 1;
+                assert_eq!(client.call(&["INCR", "counter"]).unwrap(), Reply::Integer(*number), "{when}");
+                let answer = client.call(&["SAVE"]).unwrap();
+                assert!(
+                    matches!(answer, Reply::Error(_)),
+                    "{when} it may write what its profile denies: {answer:?}"
+                );
+                let read = "for pid in $(pidof redis-server); do cat /proc/$pid/attr/current; done";
+                let profiles: String = ["a", "b"].iter().map(|node| run(bed, node, read)).collect();
+                assert_eq!(profiles, format!("{PROFILE} (enforce)\n"), "{when}");
             }
             Self::Pattern(pattern) => pattern.check(bed, when),
             Self::Postgres { session, number } => {
@@ -259,6 +334,14 @@ impl Running {
 
     /// Moves it from `a` to `b`, and back if it can.
     fn go_and_come(&mut self, bed: &Bed, name: &str, mode: &str, back: Back) -> [Way; 2] {
+        if matches!(self, Self::Confined { .. }) {
+            run(bed, "b", &format!("apparmor_parser --remove {PROFILE_FILE}"));
+            let said = bed.godwit("a", &["--json", "migrate", name, "--to", "b", "--mode", mode]);
+            let reason = said.report().reason;
+            let words = format!("runs under the AppArmor profile {PROFILE}, which is not loaded on node b");
+            assert!(said.code == 1 && reason.contains(&words), "{reason}");
+            load_profile(bed, "b");
+        }
         let there = Way::Moved(self.migrate(bed, name, ["a", "b"], mode).frozen_ms);
         let lacking = match back {
             Back::Lacks(word) => vec![word.to_owned()],
@@ -289,12 +372,32 @@ impl Running {
 }
 
 fn send_and_run(bed: &Bed, name: &str, address: Ipv4Addr, build: impl FnOnce() -> Preset) -> Preset {
-    let preset = build();
+    send_prepare_and_run(bed, name, address, build(), |_| ())
+}
+
+/// The same, with what has to be done in the machine before it runs.
+fn send_prepare_and_run(
+    bed: &Bed,
+    name: &str,
+    address: Ipv4Addr,
+    preset: Preset,
+    prepare: impl FnOnce(&Preset),
+) -> Preset {
     send(bed, "a", &preset);
+    prepare(&preset);
     bed.run("a", name, address, &preset, &[]);
     // The next service of this kind builds its own.
     std::fs::remove_dir_all(&preset.rootfs).unwrap();
     preset
+}
+
+/// Makes a machine confine what it starts as Redis.
+fn load_profile(bed: &Bed, node: &str) {
+    let rules = "file, network, capability, signal, ptrace,";
+    let profile = format!(
+        "profile {PROFILE} /usr/bin/redis-* flags=(attach_disconnected) {{ {rules} deny /{DENIED}/** w, }}"
+    );
+    run(bed, node, &format!("echo '{profile}' >{PROFILE_FILE}; apparmor_parser --replace {PROFILE_FILE}"));
 }
 
 fn is_arm64(bed: &Bed) -> bool {
@@ -378,7 +481,7 @@ fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
                         number += 1;
                         // They are few, and live as long as this process.
                         let name: &'static str = format!("{kind}{number}").leak();
-                        (name, Running::start(&bed, *kind, name, number))
+                        (name, Running::start(&bed, *kind, name, number, pair.env))
                     });
                     service.go_and_come(&bed, name, mode, pair.back)
                 }));

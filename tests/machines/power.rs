@@ -2,8 +2,8 @@
 //!
 //! In each phase of a move the source, the destination or both lose power, and come back in either order. The service
 //! is a Redis that syncs each write before it answers, and that godwit starts again after a reboot. In the end it runs
-//! on one node, the one whose journal says so, with every write that was answered; and neither node holds anything of
-//! the move. One test is one phase, in a lab of its own; `GODWIT_POWER` names single cuts of it (`source`,
+//! on one node, the one whose journal says so, with every write that was answered; files that it has not synced are whole
+//! wherever a commit or a living kernel vouches for them; and neither node holds anything of the move. One test is one phase, in a lab of its own; `GODWIT_POWER` names single cuts of it (`source`,
 //! `destination`, `both-source-first`, `both-destination-first`).
 
 use std::{
@@ -31,6 +31,10 @@ const NAME: &str = "redis";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 /// Data of the service, in memory and in its file.
 const FILL: u64 = 2 << 20;
+/// Directories of the service: one of its root filesystem, and a volume. Each has a file that nobody syncs.
+const PLACES: [&str; 2] = ["/data", "/volume"];
+/// Size of that file, bytes.
+const UNSYNCED: u64 = 1 << 20;
 /// Where a machine's daemon looks for the points at which it waits. The memory of the machine: a daemon that starts
 /// after a power cut waits at none.
 const POINTS: &str = "/run/points";
@@ -145,6 +149,8 @@ struct Stand {
     holdings: [BTreeSet<String>; 2],
     /// How often it has counted and said so.
     counted: i64,
+    /// What the files say that nobody syncs.
+    round: u32,
 }
 
 impl Stand {
@@ -171,14 +177,23 @@ impl Stand {
         for node in ["a", "b"] {
             let go = format!("f {POINTS}/{}.go", moment.point);
             let make = format!("printf 'd {POINTS}\\n{go}\\n' >/etc/tmpfiles.d/points.conf");
-            run(bed.lab(), node, &format!("{make}; systemd-tmpfiles --create points.conf; sync"));
+            run(bed.lab(), node, &format!("{make}; systemd-tmpfiles --create points.conf"));
+            // The kernel writes nothing by itself, however long a move takes here.
+            let idle = "vm.dirty_writeback_centisecs = 0";
+            run(
+                bed.lab(),
+                node,
+                &format!(
+                    "echo {idle} >/etc/sysctl.d/points.conf; sysctl -qp /etc/sysctl.d/points.conf; sync"
+                ),
+            );
         }
         send(&bed, "a", &preset);
-        bed.run("a", NAME, ADDRESS, &preset, &["--restart", "always"]);
+        bed.run("a", NAME, ADDRESS, &preset, &["--restart", "always", "--volume", "volume:/volume"]);
         let mut client = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
         client.fill(FILL).unwrap();
         let mut stand =
-            Self { moment, bed, preset, at: ["a", "b"], holdings: Default::default(), counted: 0 };
+            Self { moment, bed, preset, at: ["a", "b"], holdings: Default::default(), counted: 0, round: 0 };
         stand.runs_at("a");
         stand.holdings = ["a", "b"].map(|node| stand.steady_holdings(node));
         stand
@@ -192,6 +207,8 @@ impl Stand {
             self.counted = client.count();
         }
         let life = self.life();
+        self.round += 1;
+        self.write_unsynced();
         let mut attempt = Some(self.begin_and_hold());
         // It may count this or not: nobody was told.
         client.ask();
@@ -271,8 +288,34 @@ impl Stand {
         let mut data =
             RedisClient::connect(self.bed.lab(), CLIENT, self.preset.at(ADDRESS), PATIENCE).unwrap();
         data.check_fill(FILL).unwrap();
+        // The destination syncs what it has received before the source commits.
+        if committed || !cut.takes_source() {
+            self.check_unsynced();
+        }
         for (node, due) in [owner, other].into_iter().zip(&self.holdings) {
             self.holds(node, due);
+        }
+    }
+
+    /// The content of a file that nobody syncs, as a command.
+    fn unsynced(&self) -> String {
+        format!("yes 'round {}' | head -c {UNSYNCED}", self.round)
+    }
+
+    fn write_unsynced(&self) {
+        let [owner, _] = self.at;
+        for place in PLACES {
+            let script = format!("{} >/proc/$(pidof redis-server)/root{place}/unsynced", self.unsynced());
+            run(self.bed.lab(), owner, &script);
+        }
+    }
+
+    fn check_unsynced(&self) {
+        let [owner, _] = self.at;
+        for place in PLACES {
+            let script =
+                format!("{} | cmp - /proc/$(pidof redis-server)/root{place}/unsynced", self.unsynced());
+            run(self.bed.lab(), owner, &script);
         }
     }
 
@@ -399,7 +442,7 @@ fn has_power(lab: &Lab, node: &str) -> bool {
 /// What a machine holds of services and migrations.
 fn holdings(lab: &Lab, node: &str) -> BTreeSet<String> {
     let script = "cd /; find run/godwit/migrations run/godwit/pagers run/godwit/netns run/godwit/runc \
-            var/lib/godwit/services -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/^/file /'
+            var/lib/godwit/services var/lib/godwit/volumes -mindepth 1 -maxdepth 1 2>/dev/null | sed 's/^/file /'
         findmnt -rno TARGET | grep godwit | sed 's/^/mount /'
         find sys/fs/cgroup/godwit -mindepth 1 -type d 2>/dev/null | sed 's/^/cgroup /'
         ip -o link | sed -E 's/^[0-9]+: ([^:@]*).*/interface \\1/'

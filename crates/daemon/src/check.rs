@@ -13,12 +13,13 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use crate::convert;
-use crate::directory::{elsewhere, nodes};
+use crate::directory::{elsewhere, nodes, too_old};
 use crate::doctor::CLOCKS_DIFFER_MS;
 use crate::migrate::leaving;
 use crate::node::Node;
 use crate::services::occupied;
 use crate::status::internal;
+use crate::verbs;
 
 /// Most that is taken of a peer of each list, and the longest of its sentences, in bytes.
 const MOST: usize = 4096;
@@ -37,7 +38,12 @@ pub(crate) async fn anywhere(
 ) -> Result<api::CheckMoveResponse, Status> {
     let name = convert::service_name(&asked(&request)?.name)?;
     let Some((owner, address)) = elsewhere(node, &name)? else { return here(node, &request).await };
-    let answer = node.peers.get_patient(&owner, &address).check_move(request).await?.into_inner();
+    let asked = node.peers.get_patient(&owner, &address).check_move(request).await;
+    let answer = asked.map_err(|status| match verbs::is_unknown(&status) {
+        true => too_old(node, &name, &owner, "checks no moves"),
+        false => status,
+    });
+    let answer = answer?.into_inner();
     if is_plain(&answer) {
         return Ok(answer);
     }

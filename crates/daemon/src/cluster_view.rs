@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster;
+use crate::directory;
 use crate::network::{forward, overlay};
 use crate::node::{Claim, Migrating, Node};
 use crate::state::StateError;
@@ -238,6 +239,10 @@ impl Cluster for ClusterView {
         let member = members.into_iter().find(|member| member.name == node);
         let vtep = member.and_then(|member| member.vtep.parse().ok());
         vtep.ok_or_else(|| ClusterError(format!("the overlay address of node {node} is not known")))
+    }
+
+    fn release_of(&self, of: &str) -> Option<String> {
+        directory::release_of(self.node().ok()?.as_ref(), of)
     }
 
     async fn connect(&self, to: &str) -> Result<Connection, ClusterError> {

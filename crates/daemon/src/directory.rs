@@ -45,6 +45,19 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
     })
 }
 
+/// The release of another node's godwit, where that has told it.
+pub(crate) fn release_of(node: &Node, of: &str) -> Option<String> {
+    node.last_seen(of).map(|info| info.version).filter(|version| !version.is_empty())
+}
+
+/// Why a node does not do what a user wants with its service: its older godwitd `lacks` that.
+pub(crate) fn too_old(node: &Node, name: &ServiceName, owner: &str, lacks: &str) -> Status {
+    let release = release_of(node, owner).map(|release| format!(" {release}")).unwrap_or_default();
+    Status::failed_precondition(format!(
+        "service {name} is on node {owner}, whose godwitd{release} is older and {lacks}: install the same release on both nodes"
+    ))
+}
+
 /// All nodes as this one sees them.
 pub(crate) fn nodes(node: &Node) -> Result<Vec<NodeInfo>, StateError> {
     node.state

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::convert;
-use crate::directory::elsewhere;
+use crate::directory::{elsewhere, too_old};
 use crate::node::{Migrating, Node};
 use crate::status::internal;
 
@@ -192,6 +192,10 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
         return Err(Status::invalid_argument(format!(
             "service {name} is on node {owner} already; name another node (`godwit nodes` lists them)"
         )));
+    }
+    // Release 0.2.0 would pass over it, and move the service another way. It is the one that tells no versions.
+    if !request.mounts.is_empty() && node.last_seen(&owner).is_some_and(|info| info.newest_protocol == 0) {
+        return Err(too_old(node, &name, &owner, "does not know what becomes of mounts (--mount)"));
     }
     let to = request.to.clone();
     let asked = node.peers.get_patient(&owner, &address).migrate(request).await;

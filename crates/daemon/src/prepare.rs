@@ -6,12 +6,13 @@ use godwit_api::v1::{MigrateRequest, MigrationEvent, migration_event::Kind};
 use godwit_migration::{Mode, Options, Progress, Source};
 use godwit_names::ServiceName;
 use tokio::sync::{mpsc, oneshot, watch};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::convert;
-use crate::directory::elsewhere;
+use crate::directory::{elsewhere, too_old};
 use crate::migrate::{Moving, QUEUE, Stream, leaving, stream};
 use crate::node::Node;
+use crate::verbs;
 
 /// Starts a preparation of a service of this node.
 pub(crate) async fn start(
@@ -53,7 +54,8 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
         )));
     }
     let asked = node.peers.get_patient(&owner, &address).prepare(request).await;
-    let mut incoming = asked.map_err(|status| not_asked(&name, &owner, status))?.into_inner();
+    let mut incoming = asked.map_err(|status| not_asked(node, &name, &owner, status))?.into_inner();
+    let node = Arc::clone(node);
     let (events, stream) = mpsc::channel::<Result<MigrationEvent, Status>>(QUEUE);
     tokio::spawn(async move {
         loop {
@@ -63,7 +65,7 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
                 event = incoming.message() => match event {
                     Ok(Some(event)) => Ok(event),
                     Ok(None) => return,
-                    Err(status) => Err(not_asked(&name, &owner, status)),
+                    Err(status) => Err(not_asked(&node, &name, &owner, status)),
                 },
             };
             let last = matches!(event, Err(_) | Ok(MigrationEvent { kind: Some(Kind::Report(_)) }));
@@ -76,11 +78,6 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
 }
 
 /// A node of an older version does not know what it is asked.
-fn not_asked(name: &ServiceName, owner: &str, status: Status) -> Status {
-    match status.code() {
-        Code::Unimplemented => Status::failed_precondition(format!(
-            "service {name} is on node {owner}, whose godwitd is older and prepares no moves: install the same release on both nodes"
-        )),
-        _ => status,
-    }
+fn not_asked(node: &Node, name: &ServiceName, owner: &str, status: Status) -> Status {
+    if verbs::is_unknown(&status) { too_old(node, name, owner, "prepares no moves") } else { status }
 }

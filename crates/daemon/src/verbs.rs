@@ -7,11 +7,11 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
 use tonic::server::NamedService;
+use tonic::{Code, Status};
 
 /// Who may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +112,18 @@ fn of_path(path: &str) -> Option<Who> {
 #[derive(Debug, Clone)]
 pub(crate) struct Listed<S>(pub(crate) S);
 
+/// What is said of a verb that is not on the list, since release 0.2.0.
+const UNLISTED: &str = "no node may ask for this verb; install the same godwit on both nodes";
+
+/// Whether a peer answers so because it does not know the verb.
+pub(crate) fn is_unknown(answer: &Status) -> bool {
+    match answer.code() {
+        Code::Unimplemented => true,
+        Code::PermissionDenied => answer.message() == UNLISTED,
+        _ => false,
+    }
+}
+
 impl<S: NamedService> NamedService for Listed<S> {
     const NAME: &'static str = S::NAME;
 }
@@ -133,9 +145,7 @@ where
         if of_path(request.uri().path()).is_some() {
             return Box::pin(self.0.call(request));
         }
-        let refused =
-            Status::permission_denied("no node may ask for this verb; install the same godwit on both nodes");
-        Box::pin(std::future::ready(Ok(refused.into_http())))
+        Box::pin(std::future::ready(Ok(Status::permission_denied(UNLISTED).into_http())))
     }
 }
 
@@ -167,6 +177,12 @@ mod tests {
             listed.sort_unstable();
             assert_eq!(defined, listed);
         }
+    }
+
+    #[test]
+    fn a_peer_that_does_not_know_a_verb_is_told_from_one_that_denies_it() {
+        assert!(is_unknown(&Status::permission_denied(UNLISTED)) && is_unknown(&Status::unimplemented("")));
+        assert!(!is_unknown(&Status::permission_denied("its users may not ask")));
     }
 
     #[test]

@@ -9,10 +9,11 @@ use godwit_names::ServiceName;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::{Code, Status};
 
-use crate::directory::elsewhere;
+use crate::directory::{elsewhere, too_old};
 use crate::node::{End, Node};
 use crate::services::owned;
 use crate::status::internal;
+use crate::verbs;
 
 /// How long no node may have the service, or its node may be silent: a move's frozen time, and a broken link that mends.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -53,12 +54,10 @@ pub(crate) async fn anywhere(node: &Arc<Node>, name: &ServiceName) -> Result<api
                     Ok(ended) => return Ok(plain(ended.into_inner())),
                     // Neither is it on the cluster's list any more.
                     Err(status) if owner.is_none() && status.code() == Code::NotFound => return Err(status),
+                    Err(status) if verbs::is_unknown(&status) => {
+                        return Err(too_old(node, name, &of, "cannot be waited at"));
+                    }
                     Err(status) => match status.code() {
-                        Code::Unimplemented | Code::PermissionDenied => {
-                            return Err(Status::failed_precondition(format!(
-                                "service {name} is on node {of}, whose godwitd is older and cannot be waited at: install the same release on both nodes"
-                            )));
-                        }
                         // It has moved on, or comes there now, or that node is away.
                         Code::FailedPrecondition
                         | Code::NotFound

@@ -86,6 +86,8 @@ pub trait Cluster: Send + Sync {
     async fn acknowledge(&self, source: &str, migration: &str) -> Result<(), ClusterError>;
     /// Where another node of the cluster takes frames for its services.
     fn vtep(&self, node: &str) -> Result<Ipv4Addr, ClusterError>;
+    /// The release of another node's godwit, where that has told it.
+    fn release_of(&self, node: &str) -> Option<String>;
     /// Connects to another node of the cluster.
     async fn connect(&self, node: &str) -> Result<Connection, ClusterError>;
     /// Records that this node's service is about to be killed, for this reason.

@@ -65,7 +65,7 @@ impl fmt::Display for Newer {
         }
         write!(
             f,
-            "; install {release} again, or put the state directory back that was copied before its upgrade"
+            "; install {release} again, or put the copies of node.db and journal.db back that were made before its upgrade"
         )
     }
 }
@@ -93,6 +93,16 @@ fn upgrade_as(release: &str, database: &mut Connection, steps: &[Step]) -> Resul
         )?;
         transaction.pragma_update(None, "user_version", number)?;
         transaction.commit()?;
+    }
+    let adds: Vec<_> = steps[found..].iter().map(|step| step.adds).collect();
+    // A new file has no release to go back to. Release 0.2.0 cannot read what the file says of its steps, and says nothing.
+    if found > 0 && !adds.is_empty() {
+        tracing::info!(
+            file = database.path().unwrap_or_default(),
+            "it had schema version {found}, and has {} now: a godwit that knows only {found} does not open it any more, and would lose {}",
+            steps.len(),
+            adds.join(", ")
+        );
     }
     Ok(())
 }

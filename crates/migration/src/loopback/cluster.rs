@@ -123,6 +123,10 @@ impl Cluster for Above {
         self.step("vtep", || Ok(Ipv4Addr::LOCALHOST))
     }
 
+    fn release_of(&self, _: &str) -> Option<String> {
+        None
+    }
+
     async fn connect(&self, node: &str) -> Result<Connection, ClusterError> {
         assert_eq!(node, self.peer.name);
         self.step("connect", || Ok(()))?;

@@ -67,7 +67,8 @@ impl Source {
             Found::Files(_) if !accepted.takes_files => {
                 report.files_stay = match accepted.no_files.as_str() {
                     "" => {
-                        format!("the godwit of node {} is too old to take them: upgrade it", self.destination)
+                        let (godwit, node) = (self.godwit_there(), &self.destination);
+                        format!("the {godwit} of node {node} is too old to take them: upgrade it")
                     }
                     why => why.to_owned(),
                 };

@@ -269,7 +269,8 @@ impl Source {
             Ok(other) => return Err(link.unexpected(&other, "Accepted or Refused").into()),
             Err(error) if error.is_of_closing() => {
                 findings.warnings.push(format!(
-                    "node {node} closed the connection without an answer, as an older godwit does: whether it refuses is not known"
+                    "node {node} ({}) closed the connection without an answer, as an older godwit does: whether it refuses is not known",
+                    self.godwit_there()
                 ));
                 return Ok(None);
             }

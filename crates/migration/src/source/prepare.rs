@@ -60,8 +60,9 @@ impl Source {
         let accepted = match self.accepted(link, &config).await {
             Err(SourceError::Link(error)) if error.is_of_closing() => {
                 return Err(SourceError::NotEligible(vec![format!(
-                    "node {} closed the connection without an answer, as an older godwit does, which cannot be prepared for: upgrade it",
-                    self.destination
+                    "node {} ({}) closed the connection without an answer, as an older godwit does, which cannot be prepared for: upgrade it",
+                    self.destination,
+                    self.godwit_there()
                 )]));
             }
             accepted => accepted?,

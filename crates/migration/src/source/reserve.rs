@@ -357,7 +357,14 @@ impl Source {
         link: &mut Link,
         config: &ContainerConfig,
     ) -> Result<Accepted, SourceError> {
-        match link.receive().await? {
+        let answer = link.receive().await.map_err(|error| match &error {
+            LinkError::Aborted { reason, .. } => match not_read(reason) {
+                Some(unknown) => self.too_old(unknown),
+                None => error.into(),
+            },
+            _ => error.into(),
+        });
+        match answer? {
             Message::Accepted(accepted) => {
                 chosen(&self.destination, Versions::OWN, accepted.protocol)?;
                 self.check_reservations(config, &accepted).await?;
@@ -387,14 +394,25 @@ impl Source {
         {
             let name = &self.service.name;
             let reason = format!(
-                "its godwit is too old for commands of `godwit exec` on a terminal, and one runs in service {name}; upgrade it, or end the command first"
+                "its {} is too old for commands of `godwit exec` on a terminal, and one runs in service {name}; upgrade it, or end the command first",
+                self.godwit_there()
             );
             return Err(SourceError::Refused { node: self.destination.clone(), reasons: vec![reason] });
         } else {
             return Ok(());
         };
-        let reasons = vec![format!("its godwit is too old for {unknown}; upgrade it")];
-        Err(SourceError::Refused { node: self.destination.clone(), reasons })
+        Err(self.too_old(unknown))
+    }
+
+    /// The destination's godwit, with its release where that is known.
+    pub(super) fn godwit_there(&self) -> String {
+        let release = self.local.cluster.release_of(&self.destination);
+        release.map_or_else(|| "godwit".to_owned(), |release| format!("godwit {release}"))
+    }
+
+    fn too_old(&self, unknown: &str) -> SourceError {
+        let reasons = vec![format!("its {} is too old for {unknown}; upgrade it", self.godwit_there())];
+        SourceError::Refused { node: self.destination.clone(), reasons }
     }
 
     /// Which pages the destination has retained of an earlier visit.
@@ -448,12 +466,19 @@ pub(super) fn with_engine_volumes(service: Service, said: &BTreeMap<PathBuf, OnM
     Service { mounts, ..service }
 }
 
+/// What a destination does not know that gave up with these words. Release 0.2.0 does so at a kind of mount that came later.
+fn not_read(reason: &str) -> Option<&'static str> {
+    let kinds = [("volume", "volumes"), ("engine_volume", "volumes of an engine that stay")];
+    let unknown = kinds.into_iter().find(|(kind, _)| reason.contains(&format!("unknown variant `{kind}`")));
+    unknown.map(|(_, title)| title)
+}
+
 /// The version of the conversation that a destination has chosen, which can only be one of those `offered`.
 pub(super) fn chosen(destination: &str, offered: Versions, version: u32) -> Result<u32, LinkError> {
     offered.chosen(version).ok_or_else(|| LinkError::Unexpected {
         node: destination.to_owned(),
         got: "a version of the protocol that was not offered",
-        wanted: "one that was",
+        wanted: "an offered one",
     })
 }
 
@@ -461,6 +486,17 @@ pub(super) fn chosen(destination: &str, offered: Versions, version: u32) -> Resu
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn what_release_0_2_0_cannot_read_is_named() {
+        let words = "the source sent a service that cannot be read: unknown variant `volume`, expected `bind` or `tmpfs`";
+        assert_eq!(not_read(words), Some("volumes"));
+        assert_eq!(
+            not_read(&words.replace("`volume`", "`engine_volume`")),
+            Some("volumes of an engine that stay")
+        );
+        assert_eq!(not_read("the disk is full"), None);
+    }
 
     #[test]
     fn a_destination_chooses_none_but_the_versions_that_it_was_offered() {
