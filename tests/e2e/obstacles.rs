@@ -25,7 +25,7 @@ const LACKING: [&str; 3] =
     ["Function not implemented", "Address family not supported", "Protocol not supported"];
 
 /// What the program is told to have, and words of what godwit says of it, before a move and where CRIU met it in one.
-const CASES: [(&str, &str); 30] = [
+const CASES: [(&str, &str); 42] = [
     ("io_uring", "has an io_uring open"),
     ("io_uring mapped", "has an io_uring mapped"),
     ("queue open", "has the POSIX message queue /held open"),
@@ -56,10 +56,25 @@ const CASES: [(&str, &str); 30] = [
     ("UTS namespace", "has a UTS namespace of its own"),
     ("time namespace", "has a time namespace of its own"),
     ("cgroup namespace", "has a cgroup namespace of its own"),
+    ("epoll of another's file", "by an epoll (descriptor"),
+    ("netlink unread", "has a netlink socket with messages that it has not read open"),
+    ("netlink groups", "has a netlink socket that listens to groups beyond the 32nd open"),
+    ("netlink without a port", "has a netlink socket that listens to groups and has no port open"),
+    ("packets", "has a pipe in packet mode (O_DIRECT) open"),
+    ("no vDSO", VDSO),
+    ("no data of the vDSO", VDSO_DATA),
+    ("name of a FIFO", "has the name of the FIFO /device (O_PATH) open"),
+    ("name of a socket", "has the name of the socket /device (O_PATH) open"),
+    ("nameless terminal", "has its terminal open as /dev/tty (descriptor"),
+    ("secret memory", "has secret memory (memfd_secret(2)) open"),
+    ("secret memory mapped", "has secret memory (memfd_secret(2)) mapped"),
 ];
 
 /// CRIU dumps that, and cannot restore it.
 const LEADERLESS: &str = "lives on in session";
+/// Neither can it restore these.
+const VDSO: &str = "has unmapped the kernel's vDSO";
+const VDSO_DATA: &str = "has unmapped the data of the kernel's vDSO";
 /// The tracker of memory meets that before CRIU does.
 const NESTED: &str = "has a PID namespace of its own";
 
@@ -67,6 +82,8 @@ const NESTED: &str = "has a PID namespace of its own";
 fn meanwhile(before: &str) -> &str {
     match before {
         LEADERLESS => "a process of the service lives on in a session whose leader has ended",
+        VDSO => "a process has unmapped a part of the kernel's vDSO",
+        VDSO_DATA => "killed by signal 11",
         NESTED => "it has PID namespaces of its own",
         before => before,
     }
@@ -76,6 +93,17 @@ fn meanwhile(before: &str) -> &str {
 fn log_of(reason: &str) -> Option<&Path> {
     let (_, path) = reason.rsplit_once("its log is ")?;
     Some(Path::new(path.split([' ', ';']).next()?))
+}
+
+/// The limits of address space that processes of the service have, in their order.
+fn limits_of_address_space(bed: &Bed, node: &str) -> Vec<String> {
+    let main = bed.pid(node, "odd");
+    let children = std::fs::read_to_string(format!("/proc/{main}/task/{main}/children")).unwrap();
+    let limit = |pid: &str| {
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        limits.lines().find(|line| line.starts_with("Max address space")).unwrap().to_owned()
+    };
+    children.split_whitespace().map(limit).collect()
 }
 
 fn tell(connection: &mut BufReader<TcpStream>, word: &str) -> String {
@@ -147,6 +175,14 @@ fn each_of_them_is_found_before_a_move_and_explained_where_it_appears_in_one() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(tried >= LEAST, "only {tried} could be tried on this kernel");
+    // One whose limit of address space is reached moves, with its limit.
+    assert_eq!(tell(&mut connection, "no room"), "done");
+    let before = limits_of_address_space(&bed, "a");
+    assert!(matches!(&before[..], [one] if !one.contains("unlimited")), "{before:?}");
+    bed.migrate("odd", "a", "b");
+    assert_eq!(limits_of_address_space(&bed, "b"), before);
+    bed.migrate("odd", "b", "a");
+    assert_eq!(tell(&mut connection, "end"), "done");
     // Without them it is the service that it was.
     bed.migrate("odd", "a", "b");
     assert_eq!(tell(&mut connection, "end"), "done");

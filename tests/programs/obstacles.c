@@ -10,7 +10,9 @@
 #include <linux/bpf.h>
 #include <linux/filter.h>
 #include <linux/io_uring.h>
+#include <linux/netlink.h>
 #include <linux/perf_event.h>
+#include <linux/rtnetlink.h>
 #include <linux/seccomp.h>
 #include <mqueue.h>
 #include <netinet/in.h>
@@ -21,10 +23,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -368,6 +372,187 @@ static void cgroup_namespace(void)
 	namespace(CLONE_NEWCGROUP);
 }
 
+static void epoll_elsewhere(void)
+{
+	int epoll = epoll_create1(0), pipes[2];
+	struct epoll_event event = { .events = EPOLLIN };
+
+	must(pipe(pipes));
+	must(epoll_ctl(epoll, EPOLL_CTL_ADD, pipes[0], &event));
+	pid_t child = fork();
+	must(child);
+	if (!child)
+		for (;;)
+			pause();
+	close(pipes[0]);
+	keep();
+}
+
+static int netlink_socket(void)
+{
+	int connection = socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
+
+	must(connection);
+	return connection;
+}
+
+static int bound_netlink_socket(void)
+{
+	struct sockaddr_nl name = { .nl_family = AF_NETLINK };
+	int connection = netlink_socket();
+
+	must(bind(connection, (struct sockaddr *)&name, sizeof(name)));
+	return connection;
+}
+
+static void listen_to(int connection, int group)
+{
+	must(setsockopt(connection, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof(group)));
+	keep();
+}
+
+static void netlink_unread(void)
+{
+	int connection = bound_netlink_socket();
+	struct {
+		struct nlmsghdr head;
+		struct rtgenmsg body;
+	} question = {
+		.head = { sizeof(question), RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 1, 0 },
+		.body = { AF_UNSPEC },
+	};
+
+	/* The answer is there when the call returns. */
+	must(send(connection, &question, sizeof(question), 0));
+	keep();
+}
+
+static void netlink_groups(void)
+{
+	listen_to(bound_netlink_socket(), 33);
+}
+
+static void netlink_no_port(void)
+{
+	listen_to(netlink_socket(), 1);
+}
+
+static void packets(void)
+{
+	int pipes[2];
+
+	must(pipe2(pipes, O_DIRECT));
+	close(pipes[1]);
+	keep();
+}
+
+/* Unmaps all whose name begins so. */
+static void unmap(const char *name)
+{
+	unsigned long from, to, found[8][2];
+	int count = 0;
+	char line[512];
+	FILE *maps = fopen("/proc/self/maps", "r");
+
+	while (maps && count < 8 && fgets(line, sizeof(line), maps))
+		if (strstr(line, name) && sscanf(line, "%lx-%lx", &from, &to) == 2) {
+			found[count][0] = from;
+			found[count++][1] = to;
+		}
+	fclose(maps);
+	if (!count) {
+		errno = ENOENT;
+		must(-1);
+	}
+	while (count--)
+		must(munmap((void *)found[count][0], found[count][1] - found[count][0]));
+	keep();
+}
+
+static void vdso(void)
+{
+	unmap("[vdso]");
+}
+
+static void vdso_data(void)
+{
+	unmap("[vvar");
+}
+
+static void fifo_name(void)
+{
+	unlink("/device");
+	must(mkfifo("/device", 0600));
+	must(open("/device", O_PATH));
+	keep();
+}
+
+static void socket_name(void)
+{
+	unlink("/device");
+	must(mknod("/device", S_IFSOCK | 0600, 0));
+	must(open("/device", O_PATH));
+	keep();
+}
+
+static void nameless_terminal(void)
+{
+	int master = posix_openpt(O_RDWR | O_NOCTTY);
+
+	must(master);
+	must(grantpt(master));
+	must(unlockpt(master));
+	pid_t child = fork();
+	must(child);
+	if (child)
+		for (;;)
+			pause();
+	must(setsid());
+	int slave = open(ptsname(master), O_RDWR);
+	must(slave);
+	must(open("/dev/tty", O_RDWR));
+	close(slave);
+	close(master);
+	keep();
+}
+
+static int secret(void)
+{
+	int memory = syscall(447 /* memfd_secret(2) */, 0);
+
+	must(memory);
+	must(ftruncate(memory, 4096));
+	return memory;
+}
+
+static void secret_open(void)
+{
+	secret();
+	keep();
+}
+
+static void secret_mapped(void)
+{
+	int memory = secret();
+
+	must((long)mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0));
+	close(memory);
+	keep();
+}
+
+/* This one moves, as the limit is raised meanwhile. */
+static void no_room(void)
+{
+	long pages;
+	FILE *file = fopen("/proc/self/statm", "r");
+
+	must(file && fscanf(file, "%ld", &pages) == 1 ? 0 : -1);
+	fclose(file);
+	struct rlimit limit = { pages * sysconf(_SC_PAGESIZE), pages * sysconf(_SC_PAGESIZE) };
+	must(setrlimit(RLIMIT_AS, &limit));
+	keep();
+}
+
 static const struct {
 	const char *name;
 	void (*make)(void);
@@ -402,6 +587,19 @@ static const struct {
 	{ "UTS namespace", uts_namespace },
 	{ "time namespace", time_namespace },
 	{ "cgroup namespace", cgroup_namespace },
+	{ "epoll of another's file", epoll_elsewhere },
+	{ "netlink unread", netlink_unread },
+	{ "netlink groups", netlink_groups },
+	{ "netlink without a port", netlink_no_port },
+	{ "packets", packets },
+	{ "no vDSO", vdso },
+	{ "no data of the vDSO", vdso_data },
+	{ "name of a FIFO", fifo_name },
+	{ "name of a socket", socket_name },
+	{ "nameless terminal", nameless_terminal },
+	{ "secret memory", secret_open },
+	{ "secret memory mapped", secret_mapped },
+	{ "no room", no_room },
 };
 
 /* The child that makes it, and what it says. */

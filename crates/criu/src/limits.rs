@@ -1,7 +1,7 @@
-//! Room for CRIU among the descriptors of a process that may open no more of them.
+//! Room for CRIU in a process that has reached its limit of open files, or of address space.
 //!
-//! CRIU's code in a process opens some descriptors for as long as it dumps it. One whose limit is reached,
-//! as programs in a sandbox have it, could not be dumped. So the limit is raised before the dump:
+//! CRIU's code in a process opens some descriptors and maps some memory for as long as it dumps it. One whose limit is
+//! reached, as programs in a sandbox have it, could not be dumped. So the limit is raised before the dump:
 //!
 //! ```text
 //! source: prlimit up, noted beside the images ─▶ dump ─▶ prlimit back
@@ -21,14 +21,61 @@ use crate::status;
 /// Most descriptors that CRIU's code has open at a time in a process; it is less than half of that.
 const NEEDED: u64 = 16;
 
-/// The note beside the images: lines `PID SOFT HARD`, the PID as inside the PID namespace.
-const NOTE: &str = "descriptor-limits.img";
+/// Most bytes that CRIU's code maps in a process: it takes 32 for each of its mappings, of which there are 65,530 by
+/// default, and some pages. This is for a thousand times a thousand.
+const NEEDED_BYTES: u64 = 64 << 20;
+
+/// A limit that may be in CRIU's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Limit {
+    Files,
+    AddressSpace,
+}
 
 /// Most bytes that a note may have: a line for each of a hundred thousand processes.
 const NOTE_LIMIT: u64 = 8 << 20;
 
-/// Where RLIMIT_NOFILE stands among the limits of a process in its image.
-const PLACE: usize = libc::RLIMIT_NOFILE as usize;
+impl Limit {
+    const ALL: [Self; 2] = [Self::Files, Self::AddressSpace];
+
+    /// The note beside the images: lines `PID SOFT HARD`, the PID as inside the PID namespace.
+    fn note(self) -> &'static str {
+        match self {
+            Self::Files => "descriptor-limits.img",
+            Self::AddressSpace => "address-limits.img",
+        }
+    }
+
+    fn resource(self) -> libc::__rlimit_resource_t {
+        match self {
+            Self::Files => libc::RLIMIT_NOFILE,
+            Self::AddressSpace => libc::RLIMIT_AS,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Files => "open files",
+            Self::AddressSpace => "address space",
+        }
+    }
+
+    /// The smallest value with which CRIU has room in the process.
+    fn needed(self, pid: u32) -> io::Result<u64> {
+        if self == Self::Files {
+            let mut open: Vec<u64> = std::fs::read_dir(format!("/proc/{pid}/fd"))?
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+                .collect();
+            open.sort_unstable();
+            return Ok(needed(&open));
+        }
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        // A process that is ending has none.
+        let kibibytes =
+            status::field(&text, "VmSize").and_then(|size| size.strip_suffix(" kB")?.parse::<u64>().ok());
+        Ok(kibibytes.map_or(0, |size| size.saturating_mul(1024).saturating_add(NEEDED_BYTES)))
+    }
+}
 
 /// Limits that were raised. Dropped, they are as they were.
 #[derive(Debug, Default)]
@@ -37,6 +84,7 @@ pub(crate) struct Raised(Vec<Process>);
 #[derive(Debug)]
 struct Process {
     pid: u32,
+    limit: Limit,
     /// When it was started: another process with its number is left alone.
     started: String,
     limits: libc::rlimit,
@@ -45,9 +93,17 @@ struct Process {
 /// Raises the limits of those in the cgroup that have not enough room, and notes the limits that they had
 /// in the directory of the images.
 pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
+    let (mut raised, members) = (Raised::default(), members(cgroup));
+    for limit in Limit::ALL {
+        raised.0.append(&mut raise_all(limit, &members, images).0);
+    }
+    raised
+}
+
+fn raise_all(limit: Limit, members: &[u32], images: &Path) -> Raised {
     let (mut raised, mut note) = (Raised::default(), String::new());
-    for pid in members(cgroup) {
-        match raise_one(pid) {
+    for pid in members.iter().copied() {
+        match raise_one(pid, limit) {
             Ok(None) => {}
             Ok(Some((inside, process))) => {
                 let libc::rlimit { rlim_cur, rlim_max } = process.limits;
@@ -57,15 +113,18 @@ pub(crate) fn raise(cgroup: &Path, images: &Path) -> Raised {
             Err(error) => tracing::warn!(
                 pid,
                 %error,
-                "the process is close to its limit of open files, which cannot be raised for CRIU"
+                "the process is close to its limit of {}, which cannot be raised for CRIU", limit.name()
             ),
         }
     }
     // Without the note the limits would stay raised at the destination.
     if !note.is_empty()
-        && let Err(error) = std::fs::write(images.join(NOTE), note)
+        && let Err(error) = std::fs::write(images.join(limit.note()), note)
     {
-        tracing::warn!(%error, "limits of open files cannot be raised for CRIU: the present ones cannot be recorded");
+        tracing::warn!(
+            %error,
+            "limits of {} cannot be raised for CRIU: the present ones cannot be recorded", limit.name()
+        );
         return Raised::default();
     }
     raised
@@ -84,21 +143,21 @@ pub(crate) fn members(cgroup: &Path) -> Vec<u32> {
 }
 
 /// The limits that the process had, and its PID inside; none if it has enough room.
-fn raise_one(pid: u32) -> io::Result<Option<(u32, Process)>> {
-    let limits = limits(pid, None)?;
-    let mut open: Vec<u64> = std::fs::read_dir(format!("/proc/{pid}/fd"))?
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .collect();
-    open.sort_unstable();
-    let enough = needed(&open);
+fn raise_one(pid: u32, limit: Limit) -> io::Result<Option<(u32, Process)>> {
+    let limits = limits(pid, limit, None)?;
+    if limits.rlim_cur == libc::RLIM_INFINITY {
+        return Ok(None);
+    }
+    let enough = limit.needed(pid)?;
     if limits.rlim_cur >= enough {
         return Ok(None);
     }
     let text = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let inside =
         status::innermost(&text, "NSpid").ok_or_else(|| io::Error::other("its status has no NSpid"))?;
-    let process = Process { pid, started: started(pid)?, limits };
-    self::limits(pid, Some(libc::rlimit { rlim_cur: enough, rlim_max: enough.max(limits.rlim_max) }))?;
+    let process = Process { pid, limit, started: started(pid)?, limits };
+    let raised = libc::rlimit { rlim_cur: enough, rlim_max: enough.max(limits.rlim_max) };
+    self::limits(pid, limit, Some(raised))?;
     Ok(Some((inside, process)))
 }
 
@@ -108,12 +167,12 @@ fn needed(open: &[u64]) -> u64 {
     open.iter().fold(NEEDED, |limit, fd| if *fd < limit { limit + 1 } else { limit })
 }
 
-/// The limits of open files that a process has, or had before it gets new ones.
-fn limits(pid: u32, new: Option<libc::rlimit>) -> io::Result<libc::rlimit> {
+/// The limits that a process has, or had before it gets new ones.
+fn limits(pid: u32, limit: Limit, new: Option<libc::rlimit>) -> io::Result<libc::rlimit> {
     let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let new = new.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: both live in this frame.
-    match unsafe { libc::prlimit(pid.cast_signed(), libc::RLIMIT_NOFILE, new, &raw mut old) } {
+    match unsafe { libc::prlimit(pid.cast_signed(), limit.resource(), new, &raw mut old) } {
         0 => Ok(old),
         _ => Err(io::Error::last_os_error()),
     }
@@ -133,12 +192,12 @@ fn started(pid: u32) -> io::Result<String> {
 
 impl Drop for Raised {
     fn drop(&mut self) {
-        for Process { pid, started, limits } in &self.0 {
+        for Process { pid, limit, started, limits } in &self.0 {
             // One that has ended needs nothing.
             if self::started(*pid).is_ok_and(|now| now == *started)
-                && let Err(error) = self::limits(*pid, Some(*limits))
+                && let Err(error) = self::limits(*pid, *limit, Some(*limits))
             {
-                tracing::error!(pid, %error, "the process keeps a raised limit of open files");
+                tracing::error!(pid, %error, "the process keeps a raised limit of {}", limit.name());
             }
         }
     }
@@ -146,7 +205,11 @@ impl Drop for Raised {
 
 /// Puts the limits that were noted into the images of the processes; how many.
 pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
-    let note = images.join(NOTE);
+    Limit::ALL.into_iter().map(|limit| repair_all(limit, images)).sum()
+}
+
+fn repair_all(limit: Limit, images: &Path) -> Result<usize, ImageError> {
+    let note = images.join(limit.note());
     let read = |source| ImageError::Read { path: note.clone(), source };
     let damaged = |reason: &str| ImageError::Damaged { path: note.clone(), reason: reason.into() };
     match std::fs::metadata(&note) {
@@ -163,7 +226,7 @@ pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
         let path: PathBuf = images.join(format!("core-{pid}.img"));
         rewrite(&path, ImageKind::Core, |records| {
             let [record] = records[..] else { return Err("it does not have exactly one record".into()) };
-            Ok(Some(vec![with_limit(record, soft, hard)?.into()]))
+            Ok(Some(vec![with_limit(record, limit, soft, hard)?.into()]))
         })?;
         count += 1;
     }
@@ -172,12 +235,14 @@ pub(crate) fn repair(images: &Path) -> Result<usize, ImageError> {
 
 /// The record of a process with another limit: `core_entry { task_core_entry tc = 3 { task_rlimits_entry
 /// rlimits = 8 { repeated rlimit_entry rlimits = 1 } } }`. All else stays byte by byte.
-fn with_limit(record: &[u8], soft: u64, hard: u64) -> Result<Vec<u8>, String> {
+fn with_limit(record: &[u8], limit: Limit, soft: u64, hard: u64) -> Result<Vec<u8>, String> {
     let mut entry = vec![];
     for (tag, value) in [(1, soft), (2, hard)] {
         prost::encoding::uint64::encode(tag, &value, &mut entry);
     }
-    replace(record, &[(3, 0), (8, 0), (1, PLACE)], &entry)
+    // They stand there in the order of their numbers.
+    let place = limit.resource() as usize;
+    replace(record, &[(3, 0), (8, 0), (1, place)], &entry)
 }
 
 /// A message with another content of the field at the end of the path: of each step the tag, and which of
@@ -240,7 +305,7 @@ mod tests {
         };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("core-9.img");
-        std::fs::write(directory.path().join(NOTE), "9 7 8\n").unwrap();
+        std::fs::write(directory.path().join(Limit::Files.note()), "9 7 8\n").unwrap();
         let repaired = |image: &[u8]| {
             std::fs::write(&path, image).unwrap();
             repair(directory.path()).map(|_| std::fs::read(&path).unwrap())

@@ -3,7 +3,8 @@
 //! CRIU itself says so only when the service is frozen and all but its last pages have been sent.
 //!
 //! - [`tasks`]: processes in a state that cannot be restored.
-//! - [`files`]: what they have open and mapped.
+//! - [`files`], [`devices`], [`sockets`], [`epoll`], [`terminals`]: what they have open.
+//! - [`mappings`]: what they have mapped.
 //! - [`memory`]: what they have reserved, where CRIU is not godwit's, and what a destination cannot restore of it.
 //! - [`unix`]: connections that have not been accepted yet, or that go out of the container.
 //!
@@ -11,9 +12,14 @@
 //! itself. An obstacle that two checks find is more certain; see [`Obstacle`]. What is looked for
 //! is what CRIU 4.2 refuses in every case; where that depends on more than `/proc` shows, nothing is said.
 
+mod devices;
+mod epoll;
 mod files;
+mod mappings;
 mod memory;
+mod sockets;
 mod tasks;
+mod terminals;
 mod unix;
 
 use std::collections::HashMap;
@@ -76,18 +82,19 @@ impl Subject<'_> {
     pub fn check(&self) -> Vec<Obstacle> {
         let tasks: Vec<Task> = self.processes.iter().filter_map(|pid| tasks::read(self.proc, *pid)).collect();
         let mut found = tasks::obstacles(self.proc, &tasks, self.main);
-        // Which process has a unix socket open.
-        let mut sockets = HashMap::new();
+        let mut seen = files::Seen::default();
         let most = if self.looks_at_memory { memory::most_at_once(self.proc) } else { None };
         for (place, task) in tasks.iter().enumerate() {
             found.extend(most.and_then(|most| memory::obstacle(self.proc, task, most)));
-            found.extend(files::obstacles(self.proc, task, self.processes, place, &mut sockets));
+            found.extend(files::obstacles(self.proc, task, self.processes, place, &mut seen));
         }
+        found.extend(seen.epolls.obstacles(&tasks));
+        found.extend(seen.terminals.obstacles(&tasks));
         if let Some(main) = tasks.iter().find(|task| task.pid == self.main) {
             found.extend(files::message_queue(self.proc, main, &found));
         }
         if let Some(unix) = self.unix {
-            match of_unix(self, unix, &tasks, &sockets) {
+            match of_unix(self, unix, &tasks, &seen.unix) {
                 Ok(obstacles) => found.extend(obstacles),
                 // Then CRIU asks in vain as well, and says so.
                 Err(error) => tracing::warn!(%error, "cannot list the unix sockets of a service"),

@@ -44,6 +44,15 @@ pub(super) struct Task {
     threads: u64,
 }
 
+#[cfg(test)]
+impl Task {
+    /// A process of a test.
+    pub(super) fn example(pid: u32, parent: u32) -> Self {
+        let (name, state) = ("example".into(), 'S');
+        Self { pid, parent, inside: pid, session: 1, depth: 1, name, state, threads: 1 }
+    }
+}
+
 /// What counts of each thread.
 struct Thread {
     tracer: u32,

@@ -274,15 +274,15 @@ async fn a_reservation_larger_than_the_machine_comes_back_with_a_pager() {
 }
 
 #[tokio::test]
-async fn a_process_that_may_open_no_more_files_is_dumped_and_restored_with_its_limit() {
+async fn a_process_that_may_open_and_map_no_more_is_dumped_and_restored_with_its_limits() {
     let frozen = Frozen::new(LIMITED);
-    let before = limited::limit_of(frozen.tree.pid);
+    let before = limited::limits_of(frozen.tree.pid);
     frozen.dump(MemoryWay::Written).await;
-    assert_eq!(limited::limit_of(frozen.tree.pid), before);
+    assert_eq!(limited::limits_of(frozen.tree.pid), before);
     frozen.tree.kill();
-    assert_eq!(godwit_criu::repair::repair(&frozen.images()).unwrap(), 1);
+    assert_eq!(godwit_criu::repair::repair(&frozen.images()).unwrap(), 2);
     frozen.restore(false);
-    assert_eq!(limited::limit_of(frozen.tree.pid), before);
+    assert_eq!(limited::limits_of(frozen.tree.pid), before);
     frozen.assert_right();
 }
 
