@@ -220,6 +220,7 @@ fn a_container_is_confined_after_moves_in_every_mode_as_it_was_before() {
             "no_new_privs: 0",
             "call userfaultfd: EPERM",
             "call io_uring_setup: ENOSYS",
+            "call landlock_create_ruleset: ENOSYS",
             "call ptrace: EPERM",
             "call bpf: EPERM",
             "call an unknown system call: ENOSYS",

@@ -36,6 +36,7 @@ mod ineligible;
 mod input;
 mod ipv6;
 mod kept_files;
+mod landlock;
 mod making;
 mod manage;
 mod members;

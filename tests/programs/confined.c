@@ -149,6 +149,7 @@ static void calls(void)
 		{"perf_event_open", SYS_perf_event_open, {0, 0, -1, -1, 0}},
 		{"userfaultfd", SYS_userfaultfd, {O_CLOEXEC}},
 		{"io_uring_setup", SYS_io_uring_setup, {0, 0}},
+		{"landlock_create_ruleset", SYS_landlock_create_ruleset, {0, 0, 1}},
 		{"init_module", SYS_init_module, {0, 0, 0}},
 		{"kexec_load", SYS_kexec_load, {0, 0, 0, 0}},
 		{"reboot", SYS_reboot, {0, 0, 0, 0}},

@@ -372,6 +372,10 @@ mod tests {
         {
             assert!(!allowed.iter().any(|name| name == call), "{call}");
         }
+        // Neither allowed nor refused with an error of its own: as if the kernel had none.
+        let named = [allowed, names(&none, "SCMP_ACT_ERRNO")].concat();
+        assert!(!named.iter().any(|name| name.starts_with("landlock_")), "{named:?}");
+        assert_eq!(none["defaultErrnoRet"], 38);
         let admin = Seccomp::Default.filter(&["CAP_SYS_ADMIN".into()]).unwrap().unwrap();
         assert!(names(&admin, "SCMP_ACT_ALLOW").iter().any(|name| name == "bpf"));
         assert!(!names(&admin, "SCMP_ACT_ERRNO").iter().any(|name| name == "bpf"));

@@ -7,11 +7,11 @@
 //! that kernels have had since and that reach no further than those beside them.
 //!
 //! A node compares the filters of services that arrive with this list: what a version takes out of it, services
-//! of older versions may do still, and would be refused.
+//! of older versions may do still, and would be refused. (Not so Landlock's calls, see `refused`.)
 //!
 //! Where it differs on purpose:
-//! - io_uring and memfd_secret stay away: nothing can dump what they hold, so a service with them could
-//!   not move;
+//! - io_uring, memfd_secret and Landlock stay away: nothing can dump what they hold, so a service with them could
+//!   not move. A program that would confine itself by Landlock learns that there is none when it starts;
 //! - what obsolete architectures alone have is left out.
 
 use serde_json::{Value, json};
@@ -57,10 +57,9 @@ const PROCESSES: &str = "
     futex_wait futex_waitv futex_wake get_robust_list get_thread_area getcpu getegid getegid32 geteuid
     geteuid32 getgid getgid32 getgroups getgroups32 getpgid getpgrp getpid getppid getpriority getresgid
     getresgid32 getresuid getresuid32 getrlimit getrusage getsid gettid getuid getuid32 ioprio_get
-    ioprio_set keyctl kill landlock_add_rule landlock_create_ruleset landlock_restrict_self pidfd_getfd
-    pidfd_open pidfd_send_signal prctl prlimit64 process_mrelease restart_syscall rseq rt_sigaction
-    rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
-    rt_sigtimedwait_time64 rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
+    ioprio_set keyctl kill pidfd_getfd pidfd_open pidfd_send_signal prctl prlimit64 process_mrelease
+    restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn
+    rt_sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min
     sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
     sched_rr_get_interval_time64 sched_setaffinity sched_setattr sched_setparam sched_setscheduler
     sched_yield seccomp set_robust_list set_thread_area set_tid_address setfsgid setfsgid32 setfsuid

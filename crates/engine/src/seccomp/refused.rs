@@ -17,6 +17,9 @@ use serde_json::Value;
 const LOOKED_AT: u32 = 512;
 /// Calls from here on (Linux 5.10) are not known to every libseccomp.
 const NEW: u32 = 440;
+/// Calls by which a process can but take rights from itself: a filter that lets them pass gives nothing. Versions up to
+/// 0.2.0 had them in the default profile, and services of theirs are to arrive.
+const SELF_CONFINING: [&str; 3] = ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"];
 /// The bit that numbers of x32 have.
 const X32_BIT: u32 = 0x4000_0000;
 
@@ -117,7 +120,9 @@ pub(crate) fn refused(filter: &Value) -> Refused {
         // Old and new names of one call.
         for (number, spoken) in &numbers {
             let names: Vec<_> = spoken.iter().copied().chain(standing_for(architecture, spoken)).collect();
-            let Some(name) = names.first().copied() else { continue };
+            let Some(name) = names.first().copied().filter(|name| !SELF_CONFINING.contains(name)) else {
+                continue;
+            };
             if rules.is_never_made(&names) && (!rules.default_passes || *number < NEW) {
                 always.push((number | bit, name));
             } else if names.len() == spoken.len() && (!rules.default_passes || *number < NEW) {
@@ -346,6 +351,14 @@ mod tests {
             default::BY_CAPABILITY.iter().map(|(capability, _)| (*capability).to_owned()).collect();
         let more = always(&Seccomp::Default.filter(&all).unwrap().unwrap());
         assert!(!more.contains("bpf") && more.contains("io_uring_setup"));
+    }
+
+    #[test]
+    fn a_filter_of_an_older_version_that_lets_a_program_confine_itself_gives_it_nothing() {
+        let filter = Seccomp::Default.filter(&[]).unwrap().unwrap();
+        let found = always(&filter);
+        assert!(found.contains("memfd_secret") && found.contains("io_uring_setup"), "{found:?}");
+        assert!(!found.iter().any(|name| name.starts_with("landlock_")), "{found:?}");
     }
 
     #[test]
