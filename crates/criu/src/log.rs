@@ -45,7 +45,7 @@ const MESSAGE_QUEUE: &str = "the service has a POSIX message queue, which CRIU c
 const RESERVATION: &str = "a process has reserved more memory than this node has; build CRIU with scripts/setup-criu --build-series, whose patch `reservations` restores that, or configure the service to reserve less";
 const EPOLL: &str = "an epoll watches a file that its process has closed while another process has it open, and CRIU \
                      cannot dump that; the program has to remove it (EPOLL_CTL_DEL) before close(2)";
-const VDSO: &str = "a process has unmapped a part of the kernel's vDSO, as valgrind and rr do, and CRIU cannot restore \
+const VDSO: &str = "a process has unmapped the kernel's vDSO, as valgrind and rr do, and CRIU cannot restore \
                     that; start it without that tool";
 const ADDRESS: &str = "a socket uses an address or a port that the destination does not have free; let the service use \
                        its own address";
