@@ -28,6 +28,7 @@ mod failures_refused;
 mod failures_serving;
 mod files;
 mod frozen;
+mod held;
 mod hooks;
 mod huge_pages;
 mod identity;

@@ -1,7 +1,10 @@
 //! What a service needs of the kernel of the node that it goes to, and where that is not given.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+
+use godwit_memory::PAGE_SIZE;
 
 /// From this version on, each PID namespace has a limit of its own, which is the highest that there is.
 const OWN_PID_LIMIT: (u32, u32) = (6, 14);
@@ -27,6 +30,9 @@ pub struct KernelNeeds {
     /// The SELinux label of its main process; empty where nothing confines it.
     #[prost(string, tag = "3")]
     pub selinux: String,
+    /// Lengths of its rings of asynchronous reads and writes (io_setup(2)) in bytes, each once, in ascending order.
+    #[prost(uint64, repeated, tag = "4")]
+    pub rings: Vec<u64>,
 }
 
 impl KernelNeeds {
@@ -46,6 +52,7 @@ impl KernelNeeds {
             highest_id: ids.max().unwrap_or(0),
             apparmor: profile.as_deref().map_or("", named).to_owned(),
             selinux: label(root, main).unwrap_or_default(),
+            rings: rings(&proc, pids),
         }
     }
 
@@ -85,8 +92,68 @@ impl KernelNeeds {
                 ));
             }
         }
+        if let Some(processors) = count(&read("sys/devices/system/cpu/possible")) {
+            let too_long = |ring: &u64| restored_ring(*ring, processors).is_some_and(|made| made != *ring);
+            if let Some(ring) = self.rings.iter().copied().find(too_long) {
+                let most = (requests(ring) / EACH).max(1);
+                reasons.push(format!(
+                    "the service has a ring for asynchronous reads and writes (io_setup(2)) of {} events, and the kernel of node {node} makes longer ones, as it counts with {processors} processors (/sys/devices/system/cpu/possible): CRIU cannot restore it there; move it to a node that counts with {most} at most, or switch native asynchronous I/O off in the service's configuration (MySQL: innodb_use_native_aio=0)",
+                    events(ring)
+                ));
+            }
+        }
         reasons
     }
+}
+
+/// A mapping of a ring in `/proc/PID/maps`.
+const RING: &str = "/[aio]";
+/// Bytes of an event in a ring, and of what is before the first.
+const EVENT: u64 = 32;
+/// For each processor that there can be, a kernel makes a ring for so many requests at least (`ioctx_alloc`).
+const EACH: u64 = 4;
+/// A ring has places for twice the requests, and so many more (`aio_setup_ring`).
+const MORE: u64 = 2;
+
+/// Places for events in a ring of so many bytes.
+fn events(ring: u64) -> u64 {
+    (ring / EVENT).saturating_sub(1)
+}
+
+/// For how many requests CRIU asks the kernel, to get a ring of so many bytes again.
+fn requests(ring: u64) -> u64 {
+    events(ring).saturating_sub(MORE) / 2
+}
+
+/// How long the ring is that CRIU gets in place of one, from a kernel that counts with so many processors; CRIU takes none
+/// but one of the same length. None where the kernel would refuse such a length anyway.
+fn restored_ring(ring: u64, processors: u64) -> Option<u64> {
+    let requests = requests(ring).max(processors.checked_mul(EACH)?);
+    let bytes = requests.checked_mul(2)?.checked_add(MORE + 1)?.checked_mul(EVENT)?;
+    bytes.checked_next_multiple_of(PAGE_SIZE)
+}
+
+/// The lengths of the rings that these processes have.
+fn rings(proc: &Path, pids: &[u32]) -> Vec<u64> {
+    let mut lengths = BTreeSet::new();
+    for pid in pids {
+        // What cannot be read is gone.
+        let maps = fs::read_to_string(proc.join(pid.to_string()).join("maps")).unwrap_or_default();
+        lengths.extend(maps.lines().filter(|line| line.contains(RING)).filter_map(|line| {
+            let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+            u64::from_str_radix(to, 16).ok()?.checked_sub(u64::from_str_radix(from, 16).ok()?)
+        }));
+    }
+    lengths.into_iter().collect()
+}
+
+/// How many a list of ranges has, such as `0-3,8`.
+fn count(list: &str) -> Option<u64> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<u64>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    list.trim().split(',').map(range).sum()
 }
 
 /// The profile that a line of AppArmor names, without its mode; nothing for no profile.
@@ -197,6 +264,36 @@ mod tests {
         assert_eq!(of("kernel"), KernelNeeds::default());
         let without = [("proc/7/attr/current", "system_u:system_r:container_t:s0\n")];
         assert_eq!(KernelNeeds::of(root(&without).path(), &[7], 7), KernelNeeds::default());
+    }
+
+    #[test]
+    fn a_ring_is_refused_where_the_kernel_makes_longer_ones() {
+        let maps = "7f0000000000-7f0000001000 rw-s 00000000 00:11 9  /[aio] (deleted)\n\
+                    7f0000002000-7f0000007000 rw-s 00000000 00:11 9  /[aio] (deleted)\n\
+                    7f0000008000-7f0000009000 rw-p 00000000 00:00 0\n";
+        let told =
+            KernelNeeds::of(root(&[("proc/7/maps", maps), ("proc/9/maps", maps)]).path(), &[7, 9, 11], 7);
+        assert_eq!(told.rings, [0x1000, 0x5000]);
+        let objections = |rings: &[u64], possible: &str| {
+            let needs = KernelNeeds { rings: rings.into(), ..KernelNeeds::default() };
+            needs.objections(root(&[("sys/devices/system/cpu/possible", possible)]).path(), "b")
+        };
+        // 62 requests are in one page, for 15 processors and no more.
+        for possible in ["0\n", "0-1\n", "0-14\n", "0-7,9\n", "", "all\n"] {
+            assert_eq!(objections(&[0x1000], possible), Vec::<String>::new(), "{possible}");
+        }
+        let refused = objections(&[0x1000, 0x5000], "0-15\n");
+        assert_eq!(refused.len(), 1);
+        for words in ["of 127 events", "kernel of node b", "counts with 16 processors", "with 15 at most"] {
+            assert!(refused[0].contains(words), "{refused:?}");
+        }
+        // A longer ring has room for more of them.
+        assert_eq!(objections(&[0x5000], "0-63\n"), Vec::<String>::new());
+        assert!(objections(&[0x5000], "0-79\n")[0].contains("of 639 events"));
+        assert!(
+            objections(&[0, 1, u64::MAX], "0-18446744073709551614\n").len() <= 1,
+            "of a peer that tells anything"
+        );
     }
 
     #[test]
