@@ -156,7 +156,7 @@ fn a_file_on_shared_storage_that_another_changes_during_a_move_is_named_and_the_
         change(&log);
         points.let_go(POINT);
         let reason = attempt.aborted();
-        for words in ["node b gave up", "shared/log", said] {
+        for words in ["node b gave up", "shared/log", said, "let nobody else change the file"] {
             assert!(reason.contains(words), "{what}: no {words:?} in {reason}");
         }
         holder.told("use");

@@ -55,6 +55,8 @@ const LABEL: &str =
 const PROCESSOR: &str = "the destination's processor lacks a feature that the service may use; see Processor features in \
                          docs/limits.md";
 const OTHER_NAME: &str = "the name of an open file was deleted, and its other name does not move with the service: it is in a directory of the node, or the file is only mapped; let the service open it by the other name, or delete that too";
+const NOT_THE_SAME: &str = "a file that the service has open is not what it was when the service was dumped: where it is on storage that \
+                            both nodes have, mount the same one on both, writable, and let nobody else change the file during a move";
 const COMMAND: &str =
     "a process was started in the container from outside; wait until such commands have ended";
 
@@ -109,6 +111,14 @@ const HINTS: &[Hint] = &[
     hint_for(
         "'s mountinfo",
         "the first process of the service has another root directory than its container, by chroot(2), and CRIU cannot dump that; switch that off in the program, or start it as a child",
+    ),
+    hint_for(" has bad size ", NOT_THE_SAME),
+    hint_for(" has bad mode ", NOT_THE_SAME),
+    hint_of("Can't open file ", "on restore: No such file", NOT_THE_SAME),
+    hint_for(
+        "has confined itself by Landlock",
+        "a thread of the service has confined itself by Landlock, and would be free after a move; switch the \
+         program's own sandbox off",
     ),
     hint_for("found while seizing", TRACED),
     hint_for("Timeout reached. Try to interrupt", STUCK),

@@ -113,7 +113,7 @@ fn save(
     let memory = directory.join("memory");
     let mut emulator = emulate(lab, node, machine, accelerator, Start::BootToSave(&memory), &disk, NOBODY)?;
     let mut monitor = monitor(lab, node, &mut emulator)?;
-    shell::connect(lab, node, shell::BOOT, || !is_on(lab, node))?;
+    shell::boot(lab, node, || !is_on(lab, node))?;
     // What a boot still does would be done again by each machine that goes on from here. One that has failed
     // units has booted, too; they are shown by `systemctl --failed`.
     shell::run(lab, node, "booting", "systemctl is-system-running --wait >/dev/null || true")?;
@@ -383,7 +383,7 @@ pub(crate) fn power_on(lab: &Lab, node: &str, machine: &Machine) -> Result<(), L
     let disk = lab.paths.machine_disk(node);
     let mut emulator = emulate(lab, node, machine, accelerator, Start::Boot, &disk, address)?;
     monitor(lab, node, &mut emulator)?;
-    shell::connect(lab, node, shell::BOOT, || !is_on(lab, node))?;
+    shell::boot(lab, node, || !is_on(lab, node))?;
     let script = format!("/usr/lib/systemd/systemd-networkd-wait-online --interface={UPLINK} --timeout=120");
     shell::run(lab, node, "waiting for the uplink of", &script).map(drop)
 }

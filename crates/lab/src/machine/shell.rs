@@ -19,7 +19,9 @@ use crate::{
 };
 
 /// How long a machine may take to boot, emulated on a busy host.
-pub(crate) const BOOT: Duration = Duration::from_secs(900);
+const BOOT: Duration = Duration::from_secs(900);
+/// What it writes on its console then: `image` has put that into a unit.
+const ANSWERS: &str = "machine: ssh answers";
 /// Pause between two attempts to reach one that boots.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Where its daemon listens in it.
@@ -62,6 +64,26 @@ fn options(lab: &Lab, node: &str) -> Vec<OsString> {
         words.extend([OsString::from("-o"), setting]);
     }
     words
+}
+
+/// Waits until a machine that boots answers, and connects to it.
+///
+/// ssh does not try before: of a machine without a network the emulator takes connections, too, and then waits ever
+/// longer between its own attempts to pass them on.
+pub(crate) fn boot(lab: &Lab, node: &str, ended: impl Fn() -> bool) -> Result<(), LabError> {
+    let begun = Instant::now();
+    let console = lab.paths.machine_console(node);
+    loop {
+        // What a console says need not be text.
+        let said = fs::read(&console).unwrap_or_default();
+        if said.windows(ANSWERS.len()).any(|word| word == ANSWERS.as_bytes()) {
+            return connect(lab, node, BOOT.saturating_sub(begun.elapsed()), ended);
+        }
+        if ended() || begun.elapsed() >= BOOT {
+            return Err(super::node::failed(lab, node, "booting", "its server of ssh has not started"));
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 /// Connects to a machine as soon as it answers; its daemon's socket is here from then on.
