@@ -96,6 +96,13 @@ fn a_ring_for_asynchronous_reads_and_writes_moves() {
 }
 
 #[test]
+fn locks_of_files_move() {
+    let mut holder = Holder::up("locks", |_| {}, |_| Vec::new());
+    holder.told("locked /locked");
+    holder.moves_and_uses_it();
+}
+
+#[test]
 fn a_service_has_no_link_local_address_that_would_not_move() {
     let subnet = ["--subnet6", "fd67:6f64::/96"].map(str::to_owned);
     let mut holder =

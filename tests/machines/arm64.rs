@@ -28,8 +28,8 @@ fn unpack(bed: &Bed, package: &str) -> PathBuf {
     let root = bed.scratch().join(package);
     let sources = SOURCES.into_iter().find(|file| Path::new(file).exists()).expect("sources of apt");
     let script = format!(
-        "set -e; . /etc/os-release; TMPDIR=/var/tmp mmdebstrap --quiet --mode=root --variant=extract \
-         --architectures=arm64 --aptopt='APT::Sandbox::User \"root\"' --include={package} $VERSION_CODENAME {root} {sources}
+        "set -e; rm -rf {root}; . /etc/os-release; TMPDIR=/var/tmp mmdebstrap --quiet --mode=root --variant=extract \
+         --architectures=arm64 --aptopt='APT::Sandbox::User \"root\"' --include=dash,{package} $VERSION_CODENAME {root} {sources}
          cd {root}; rm -rf {NEEDLESS}
          # What maintainer scripts make in a new system.
          for directory in bin sbin lib; do [ -e $directory ] || ln -s usr/$directory $directory; done

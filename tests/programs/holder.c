@@ -4,7 +4,7 @@
  *
  * Each line is a word and at most one path: "named DIRECTORY" makes a file without a name, and gives it one
  * there; "open FILE" opens one for appending; "linklocal" connects to itself over a link-local address; "ring" sets up an AIO
- * context. Each is answered "done", or "fails" and why. "use" uses what it has, and is answered so, too. */
+ * context; "locked FILE" takes a lock of each kind. Each is answered "done", or "fails" and why. "use" uses what it has, and is answered so, too. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -15,15 +15,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define TEXT "of the service"
 
 static int file = -1, client = -1, accepted = -1, listener = -1;
-static char name[256];
+static char name[256], locked[256];
 static struct sockaddr_in6 own;
 static aio_context_t ring;
 static const char *why;
@@ -52,6 +54,39 @@ static int opened(const char *path)
 {
 	file = open(path, O_CREAT | O_RDWR | O_APPEND | O_CLOEXEC, 0644);
 	return file < 0 || write(file, "x", 1) != 1 ? fails("open") : 0;
+}
+
+/* Of a process and of an open file: bytes 0 to 9, and 20 to 29. */
+static struct flock range(int start)
+{
+	return (struct flock){ .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = 10 };
+}
+
+static int lock(const char *path)
+{
+	struct flock of_process = range(0), of_file = range(20);
+	int one = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+
+	if (flock(one, LOCK_EX | LOCK_NB) || fcntl(one, F_SETLK, &of_process) || fcntl(one, F_OFD_SETLK, &of_file))
+		return fails("locks");
+	snprintf(locked, sizeof(locked), "%s", path);
+	return 0;
+}
+
+/* Whether another process meets all of them: a number for one that it does not meet. */
+static int meets_locks(void)
+{
+	struct flock of_process = range(0), of_file = range(20), none = range(10);
+	int other = open(locked, O_RDWR | O_CLOEXEC);
+
+	if (!flock(other, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+		return 1;
+	if (fcntl(other, F_GETLK, &of_process) || of_process.l_type != F_WRLCK || of_process.l_pid != getppid())
+		return 2;
+	/* Of an open file, which no process is said to have. */
+	if (fcntl(other, F_GETLK, &of_file) || of_file.l_type != F_WRLCK || of_file.l_pid != -1)
+		return 3;
+	return fcntl(other, F_GETLK, &none) || none.l_type != F_UNLCK ? 4 : 0;
 }
 
 static int linklocal(void)
@@ -109,6 +144,16 @@ static int use(void)
 			return fails("the ring");
 		close(null);
 	}
+	if (*locked) {
+		static char what[] = "lock 0 of another process";
+		int status, child = fork();
+		if (!child)
+			_exit(meets_locks());
+		if (waitpid(child, &status, 0) != child || status) {
+			what[5] = '0' + WEXITSTATUS(status);
+			return fails(what);
+		}
+	}
 	return 0;
 }
 
@@ -122,6 +167,8 @@ static int obey(const char *word, const char *path)
 		return linklocal();
 	if (!strcmp(word, "ring"))
 		return syscall(SYS_io_setup, 1, &ring) ? fails("io_setup") : 0;
+	if (!strcmp(word, "locked"))
+		return lock(path);
 	return strcmp(word, "use") ? fails("an unknown word") : use();
 }
 
