@@ -106,6 +106,12 @@ pub(crate) async fn reserve(
     request: &RunRequest,
     ports: Vec<Port>,
 ) -> Result<(Attachment, Vec<Ipv4Addr>, Occupied), Status> {
+    let listed = node.placement(name).map_err(internal)?;
+    let is_listed_here = listed.is_some_and(|listed| !listed.removed && listed.node == node.name);
+    if is_listed_here && node.state.service(name).map_err(internal)?.is_none() {
+        // One that no list shows any more, and that is about to be off the cluster's.
+        drop(node.reserve_soon(name).await);
+    }
     let mut refused = HashSet::new();
     let mut tries = 0;
     loop {
