@@ -56,6 +56,8 @@ fn next() -> usize {
 fn all_come_in_order(wait: impl Fn(&libc::sigset_t)) {
     let signal = libc::SIGRTMIN() + 3;
     let (ready, begun) = pipe();
+    // It ends when it is tracked no more: the tracker, which is in its parent, would take its exit code.
+    let (over, end) = pipe();
     let mut child = Child::fork(|| {
         // SAFETY: the action and the sets are variables of ours.
         unsafe {
@@ -69,6 +71,7 @@ fn all_come_in_order(wait: impl Fn(&libc::sigset_t)) {
             while next() < SIGNALS {
                 wait(&outside);
             }
+            read_byte(&over);
             i32::from(WRONG)
         }
     });
@@ -81,6 +84,7 @@ fn all_come_in_order(wait: impl Fn(&libc::sigset_t)) {
             eventually("the signal is sent", || unsafe { libc::sigqueue(child.pid, signal, value) == 0 });
         }
     });
+    poke(&end);
     child.succeeds();
 }
 
