@@ -10,7 +10,7 @@ use std::{
 use godwit_tests::victim::Victim;
 
 /// A field in a message of protobuf and where it ends: number, wire type, and the bytes of its value.
-fn field(bytes: &[u8]) -> (u64, u64, usize, usize) {
+pub(crate) fn field(bytes: &[u8]) -> (u64, u64, usize, usize) {
     let (key, mut at) = varint(bytes);
     let begin = match key & 7 {
         0 => at,
@@ -32,7 +32,7 @@ fn varint(bytes: &[u8]) -> (u64, usize) {
     (value, length)
 }
 
-fn encoded(mut value: u64) -> Vec<u8> {
+pub(crate) fn encoded(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     loop {
         let low = u8::try_from(value & 0x7f).unwrap();

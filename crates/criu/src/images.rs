@@ -142,6 +142,14 @@ pub enum ImageError {
         /// What is wrong.
         reason: String,
     },
+    /// The kernel shows what a container must not see, and there is nothing to cover it.
+    #[error(
+        "this node's kernel has {path}, which the container must not see, and the images have no empty directory to cover it with; start it with another one covered as well"
+    )]
+    Bare {
+        /// What it shows.
+        path: String,
+    },
     /// The file cannot be written.
     #[error("image {path} cannot be written; make sure that this node has free memory for them")]
     Write {

@@ -9,7 +9,9 @@
 //! And limits of open files that were raised for the dump are again what they were.
 
 mod brought;
+mod hidden;
 mod links;
+mod mount;
 mod mounts;
 mod root;
 
@@ -21,6 +23,7 @@ use prost::Message;
 use crate::images::{ImageError, ImageKind, rewrite};
 
 pub use brought::{Becomes, CONFINED, READ_ONLY, brought_mounts};
+pub use hidden::{Here, Hidden, fit_kernel};
 pub use links::{Links, links};
 pub use mounts::external_mounts;
 pub use root::forget_root_mode;

@@ -5,16 +5,14 @@
 //! what an engine had of its own there goes.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use prost::Message;
 
-use crate::images::{ImageError, ImageKind, rewrite};
-
-/// What images of mounts are called; the rest is the number of the namespace.
-const PREFIX: &str = "mountpoints-";
+use super::mount::{self, Mount, with_those_within};
+use crate::images::ImageError;
 
 /// `TMPFS` of CRIU's `fstype`.
 const TMPFS: u32 = 5;
@@ -48,45 +46,6 @@ pub enum Becomes<'a> {
     },
 }
 
-/// `mnt_entry`, as far as it is looked at and changed.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Mount {
-    #[prost(uint32, optional, tag = "1")]
-    fstype: Option<u32>,
-    #[prost(uint32, optional, tag = "2")]
-    id: Option<u32>,
-    #[prost(uint32, optional, tag = "3")]
-    device: Option<u32>,
-    #[prost(uint32, optional, tag = "4")]
-    parent: Option<u32>,
-    #[prost(uint32, optional, tag = "5")]
-    flags: Option<u32>,
-    #[prost(string, optional, tag = "6")]
-    root: Option<String>,
-    #[prost(string, optional, tag = "7")]
-    mountpoint: Option<String>,
-    #[prost(string, optional, tag = "8")]
-    source: Option<String>,
-    #[prost(string, optional, tag = "9")]
-    options: Option<String>,
-    #[prost(uint32, optional, tag = "10")]
-    shared: Option<u32>,
-    #[prost(uint32, optional, tag = "11")]
-    master: Option<u32>,
-    #[prost(uint32, optional, tag = "17")]
-    filesystem_flags: Option<u32>,
-    #[prost(string, optional, tag = "18")]
-    key: Option<String>,
-}
-
-impl Mount {
-    /// Its place in the container: "/proc/keys".
-    fn place(&self) -> &str {
-        // Some of CRIU's paths are relative to the root of the container.
-        self.mountpoint.as_deref().unwrap_or_default().trim_start_matches('.')
-    }
-}
-
 /// Changes the mounts in the images of a dump; `change` says what becomes of one at this place, nothing where it stays. A mount
 /// that goes takes those with it that are mounted within it.
 ///
@@ -96,14 +55,9 @@ pub fn brought_mounts<'b>(
     images: &Path,
     change: impl Fn(&str, bool) -> Option<Becomes<'b>>,
 ) -> Result<(), ImageError> {
-    let failed = |source| ImageError::Read { path: images.to_owned(), source };
     let mut made = Made::default();
-    for entry in fs::read_dir(images).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
-            continue;
-        }
-        rewrite(&path, ImageKind::Mountpoints, |records| changed(records, &change, &mut made).map(Some))?;
+    for image in mount::namespaces(images)? {
+        mount::change(&image, |records, mounts| changed(records, mounts, &change, &mut made).map(Some))?;
     }
     for (device, contents) in made.contents {
         let path = images.join(format!("tmpfs-dev-{device}.tar.gz.img"));
@@ -125,20 +79,17 @@ struct Made<'b> {
 
 fn changed<'a, 'b>(
     records: &[&'a [u8]],
+    mounts: &[Mount],
     change: &impl Fn(&str, bool) -> Option<Becomes<'b>>,
     made: &mut Made<'b>,
 ) -> Result<Vec<Cow<'a, [u8]>>, String> {
-    let mounts = records
-        .iter()
-        .map(|record| Mount::decode(*record).map_err(|error| error.to_string()))
-        .collect::<Result<Vec<_>, _>>()?;
-    let gone: BTreeSet<_> = with_those_within(&mounts, |mount| {
+    let gone: BTreeSet<_> = with_those_within(mounts, |mount| {
         mount.place() != "/" && change(mount.place(), mount.key.is_some()) == Some(Becomes::Nothing)
     });
     let anonymous = mounts.iter().filter_map(|mount| mount.device).filter(|device| *device <= LAST_ANONYMOUS);
     let mut free = anonymous.max().unwrap_or(0);
     let mut changed = Vec::with_capacity(records.len());
-    for (record, mount) in records.iter().zip(&mounts) {
+    for (record, mount) in records.iter().zip(mounts) {
         if mount.id.is_some_and(|id| gone.contains(&id)) {
             continue;
         }
@@ -175,29 +126,11 @@ fn changed<'a, 'b>(
     Ok(changed)
 }
 
-/// The numbers of these mounts and of all that are mounted within them.
-fn with_those_within(mounts: &[Mount], is_one: impl Fn(&Mount) -> bool) -> BTreeSet<u32> {
-    let mut within: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for mount in mounts {
-        if let (Some(parent), Some(id)) = (mount.parent, mount.id) {
-            within.entry(parent).or_default().push(id);
-        }
-    }
-    let mut found = BTreeSet::new();
-    let mut next: Vec<_> = mounts.iter().filter(|mount| is_one(mount)).filter_map(|mount| mount.id).collect();
-    while let Some(id) = next.pop() {
-        if found.insert(id) {
-            next.extend(within.get(&id).into_iter().flatten());
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::images::split;
+    use crate::images::{ImageKind, split};
 
     fn mount(id: u32, parent: u32, place: &str, key: Option<&str>) -> Mount {
         Mount {

@@ -10,74 +10,41 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 
 use prost::Message;
 
-use crate::images::{ImageError, ImageKind, rewrite};
-
-/// What images of mounts are called; the rest is the number of the namespace.
-const PREFIX: &str = "mountpoints-";
+use super::mount::{self, Mount};
+use crate::images::ImageError;
 
 /// MS_RDONLY, MS_NOSUID, MS_NODEV and MS_NOEXEC (mount(2)).
 const COVER_FLAGS: u32 = 1 | 2 | 4 | 8;
 
-/// `mnt_entry`, as far as it is looked at. Fields that are appended to a record overrule those in it (Protocol
-/// Buffers, encoding: the last one wins), so that all others stay as they are.
-#[derive(Clone, PartialEq, Eq, Message)]
-struct Mount {
-    #[prost(uint32, optional, tag = "2")]
-    id: Option<u32>,
-    #[prost(uint32, optional, tag = "3")]
-    device: Option<u32>,
-    #[prost(uint32, optional, tag = "5")]
-    flags: Option<u32>,
-    #[prost(string, optional, tag = "6")]
-    root: Option<String>,
-    #[prost(string, optional, tag = "7")]
-    mountpoint: Option<String>,
-    /// The key of a mount that is brought from outside.
-    #[prost(string, optional, tag = "18")]
-    key: Option<String>,
-}
-
 /// Repairs the mounts in the images of a dump: those at one of the paths `covered` get the key `cover`.
 pub fn external_mounts(images: &Path, covered: &[&str], cover: &str) -> Result<(), ImageError> {
-    let failed = |source| ImageError::Read { path: images.to_owned(), source };
-    for entry in fs::read_dir(images).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX)) {
-            continue;
-        }
-        rewrite(&path, ImageKind::Mountpoints, |records| repaired(records, covered, cover).map(Some))?;
+    for image in mount::namespaces(images)? {
+        mount::change(&image, |records, mounts| Ok(Some(repaired(records, mounts, covered, cover))))?;
     }
     Ok(())
 }
 
 /// The records of an image, each with the fields that overrule some of its own.
-fn repaired<'a>(records: &[&'a [u8]], covered: &[&str], cover: &str) -> Result<Vec<Cow<'a, [u8]>>, String> {
-    let mounts = records
-        .iter()
-        .map(|record| Mount::decode(*record).map_err(|error| error.to_string()))
-        .collect::<Result<Vec<_>, _>>()?;
+fn repaired<'a>(records: &[&'a [u8]], mounts: &[Mount], covered: &[&str], cover: &str) -> Vec<Cow<'a, [u8]>> {
     // A mount that the container made of one from outside is a copy, and found by the root.
     let copied: BTreeSet<_> =
         mounts.iter().filter(|mount| mount.key.is_none()).map(|mount| mount.device).collect();
-    let repaired = records.iter().zip(&mounts).map(|(record, mount)| {
+    let repaired = records.iter().zip(mounts).map(|(record, mount)| {
         let changed = change(mount, covered, cover, copied.contains(&mount.device)).encode_to_vec();
         Cow::Owned([*record, &changed].concat())
     });
-    Ok(repaired.collect())
+    repaired.collect()
 }
 
 /// The fields that overrule those of a mount.
 fn change(mount: &Mount, covered: &[&str], cover: &str, copied: bool) -> Mount {
     let mut change = Mount::default();
     let (Some(_), Some(id)) = (&mount.key, mount.id) else { return change };
-    // Paths are relative to the root of the container: "./proc/keys".
-    let place = mount.mountpoint.as_deref().unwrap_or_default().trim_start_matches('.');
-    let covers = covered.contains(&place);
+    let covers = covered.contains(&mount.place());
     if covers {
         change.key = Some(cover.to_owned());
         change.flags = Some(mount.flags.unwrap_or_default() | COVER_FLAGS);
@@ -91,8 +58,10 @@ fn change(mount: &Mount, covered: &[&str], cover: &str, copied: bool) -> Mount {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::fs;
+
     use super::*;
-    use crate::images::split;
+    use crate::images::{ImageKind, split};
 
     fn mount(id: u32, device: u32, root: &str, place: &str, key: Option<&str>) -> Mount {
         Mount {
@@ -102,14 +71,15 @@ mod tests {
             root: Some(root.into()),
             mountpoint: Some(place.into()),
             key: key.map(str::to_owned),
+            ..Mount::default()
         }
     }
 
     fn image(mounts: &[Mount]) -> Vec<u8> {
         let mut bytes = [0x5456_4319_u32, 0x5556_3928].map(u32::to_le_bytes).concat();
         for mount in mounts {
-            // Field 9, which is not known here.
-            let record = [&mount.encode_to_vec()[..], &[0x4a, 2, b'r', b'w']].concat();
+            // Field 14, which is not known here.
+            let record = [&mount.encode_to_vec()[..], &[0x72, 2, b'r', b'w']].concat();
             bytes.extend(u32::try_from(record.len()).unwrap().to_le_bytes());
             bytes.extend(record);
         }
@@ -123,7 +93,7 @@ mod tests {
         external_mounts(directory.path(), &["/proc/keys", "/proc/timer_list"], "cover").unwrap();
         let bytes = fs::read(&path).unwrap();
         let (_, records) = split(&bytes, ImageKind::Mountpoints).unwrap();
-        assert!(records.iter().all(|record| record.windows(4).any(|bytes| bytes == [0x4a, 2, b'r', b'w'])));
+        assert!(records.iter().all(|record| record.windows(4).any(|bytes| bytes == [0x72, 2, b'r', b'w'])));
         records.iter().map(|record| Mount::decode(*record).unwrap()).collect()
     }
 

@@ -20,6 +20,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use godwit_criu::repair::{Here, Hidden, fit_kernel};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use rustix::fs::{
@@ -40,7 +41,7 @@ use crate::processes::tmpfs::unescaped;
 use crate::processes::{cgroup, process};
 use crate::rootfs::Overlay;
 use crate::runc::lifecycle::detach_all;
-use crate::runc::provided::RESTORE_KEY as COVER_KEY;
+use crate::runc::provided::{COVER_KEY as DUMPED_COVER_KEY, RESTORE_KEY as COVER_KEY};
 use crate::runc::restore::{self, Gate, StandIn};
 use crate::runc::rights;
 
@@ -249,10 +250,19 @@ impl Landing {
         } = self;
         let spec = spec.unwrap_or(&bundle);
         godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
+        let paths = |list: &str| -> Vec<&str> {
+            spec["linux"][list].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+        };
+        let masked = paths("maskedPaths");
+        let hidden = Hidden {
+            covered: masked.clone(),
+            read_only: paths("readonlyPaths"),
+            file_key: DUMPED_COVER_KEY,
+            brings_directories: false,
+        };
+        fit_kernel(&request.images, &hidden, Here::at).map_err(|error| request.refused(error))?;
         rights::check_spec(&request, spec)?;
         // runc would bring the node's own /dev/null, which root in the container could change.
-        let masked = spec["linux"]["maskedPaths"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let masked: Vec<_> = masked.iter().filter_map(Value::as_str).collect();
         godwit_criu::repair::external_mounts(&request.images, &masked, COVER_KEY)
             .map_err(|error| request.refused(error))?;
         restore::same_descriptors(&request, &descriptors)?;

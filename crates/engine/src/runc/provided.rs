@@ -16,7 +16,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::spec::{COVERED_DIRECTORIES, MASKED_FILES};
+use godwit_criu::repair::Hidden;
+
+use super::spec::{COVERED_DIRECTORIES, MASKED_FILES, READ_ONLY_PATHS};
 use crate::container::{ContainerConfig, Identity, Mount, MountKind, OnMove};
 
 /// The node's name servers: the file, and the one behind systemd's local resolver.
@@ -43,7 +45,7 @@ fn directory(config: &ContainerConfig) -> PathBuf {
 
 /// The key in CRIU's images of the file that covers others, as runc's own dumps and older versions of godwit
 /// have it. runc's restore brings the node's `/dev/null` under it, whatever else it is told.
-pub(super) const COVER_KEY: &str = "/dev/null";
+pub(crate) const COVER_KEY: &str = "/dev/null";
 
 /// The key that takes its place before a restore.
 pub(crate) const RESTORE_KEY: &str = "godwit-empty-file";
@@ -104,6 +106,18 @@ pub(super) fn mounts(config: &ContainerConfig, all: bool) -> Vec<Mount> {
         .map(|path| bind(directory(config).join("empty"), path.into(), true));
     let own = |mount: &Mount| config.mounts.iter().any(|own| own.target == mount.target);
     resolution.chain(covered).filter(|mount| !own(mount)).collect()
+}
+
+/// What a container does not see or write, but where it has a mount of its own.
+pub(super) fn hidden(config: &ContainerConfig) -> Hidden<'static> {
+    let is_own = |path: &&&str| config.mounts.iter().any(|own| own.target == Path::new(path));
+    let all = MASKED_FILES.iter().chain(COVERED_DIRECTORIES).filter(|path| !is_own(path));
+    Hidden {
+        covered: all.copied().collect(),
+        read_only: READ_ONLY_PATHS.to_vec(),
+        file_key: COVER_KEY,
+        brings_directories: true,
+    }
 }
 
 /// The first address of a network namespace that is not a loopback or link-local one.

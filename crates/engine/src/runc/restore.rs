@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use futures::StreamExt;
 use godwit_criu::Places;
+use godwit_criu::repair::{Here, fit_kernel};
 use inotify::{Inotify, WatchMask};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -227,7 +228,9 @@ impl StandIn {
 /// Checks images and repairs them.
 fn check(request: &RestoreRequest) -> Result<(), EngineError> {
     godwit_criu::repair::repair(&request.images).map_err(|error| request.refused(error))?;
-    // As the source made them: what is repaired next are keys and flags of mounts.
+    fit_kernel(&request.images, &provided::hidden(&request.config), Here::at)
+        .map_err(|error| request.refused(error))?;
+    // What is repaired next are keys and flags of mounts, which are checked as the source made them.
     rights::check(request)?;
     godwit_criu::repair::external_mounts(&request.images, spec::MASKED_FILES, provided::RESTORE_KEY)
         .map_err(|error| request.refused(error))

@@ -3,8 +3,8 @@
 //! What is chosen, and why where it differs from Podman's defaults:
 //!
 //! - devices: Podman's list; capabilities, system calls and limits: see [`crate::confinement`];
-//! - masked and read-only paths: those of Podman's that every kernel has. A mask over a path that
-//!   the other node lacks (`/proc/asound`, `/proc/scsi`) makes the restore there fail;
+//! - masked and read-only paths: those of Podman's that show or change the node. Kernels differ in what they have of
+//!   them (`godwit_criu::repair::fit_kernel`);
 //! - no `maskedPaths`. runc covers such a file with the container's `/dev/null` when it starts it, and with
 //!   the node's own when it restores it, which the container's root could change. And a masked directory is
 //!   a tmpfs whose dump runs `tar`: 3 to 5 ms of frozen time. An empty file and an empty directory of the
@@ -34,7 +34,8 @@ pub(crate) const MASKED_FILES: &[&str] =
 pub(crate) const COVERED_DIRECTORIES: &[&str] = &["/sys/devices/virtual/powercap", "/sys/firmware"];
 
 /// Paths that may be read but not written inside.
-const READ_ONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+pub(super) const READ_ONLY_PATHS: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Search path of a container whose image names none.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
