@@ -523,10 +523,10 @@ impl Keeps for Docker {
     async fn save(
         &self,
         config: &ContainerConfig,
-        _without: Vec<String>,
+        without: Vec<String>,
         to: mpsc::Sender<Bytes>,
     ) -> Result<(), EngineError> {
-        self.save_image(config, to).await
+        self.save_image(config, without, to).await
     }
 
     async fn load(&self, config: &ContainerConfig, from: mpsc::Receiver<Bytes>) -> Result<(), EngineError> {

@@ -1,6 +1,13 @@
-//! An image goes from one Docker to another, whole: of what `docker save` writes the layers have no names of their own until
-//! its end.
+//! An image goes from one Docker to another, without the layers that are there.
+//!
+//! Docker keeps a layer for those beneath it: its *chain ID* is the digest of its own content and theirs. So the other node
+//! tells the chain IDs of its layers, and of the image the lowest layers are left out, as many as are there: dockerd asks for
+//! the file of a layer only where it does not have the chain. In an archive the layers have no names of their own: which file is
+//! which stands in a list at its end. So where layers are to be left out, dockerd writes the archive twice.
 
+use std::collections::{BTreeSet, HashSet};
+use std::io::{self, Write as _};
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,8 +18,9 @@ use tokio::sync::mpsc;
 use super::api::ApiError;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
-use crate::foreign::archive::without_names;
+use crate::foreign::archive::{Incoming, LayerFiles, PIECES, Pieces, without, without_names};
 use crate::foreign::making::PULL;
+use crate::image::Digest;
 
 /// How long dockerd may prepare an archive: it writes all of it to its disk first.
 const PREPARED: Duration = Duration::from_secs(1800);
@@ -23,6 +31,38 @@ const PREPARED: Duration = Duration::from_secs(1800);
 pub(super) struct Inspected {
     id: String,
     size: u64,
+    #[serde(default, rename = "RootFS")]
+    rootfs: RootFs,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct RootFs {
+    /// Digests of their contents, from the lowest layer to the uppermost.
+    #[serde(default)]
+    layers: Vec<String>,
+}
+
+/// One of a list of images.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
+    id: String,
+}
+
+/// Most layers that a node tells of.
+const MOST_LAYERS: usize = 4096;
+
+/// The chain IDs of layers, as the specification of OCI images defines them.
+fn chains(layers: &[String]) -> Vec<String> {
+    let mut chains: Vec<String> = Vec::with_capacity(layers.len());
+    for layer in layers {
+        chains.push(match chains.last() {
+            None => layer.clone(),
+            Some(beneath) => Digest::of(format!("{beneath} {layer}").as_bytes()).to_string(),
+        });
+    }
+    chains
 }
 
 impl Docker {
@@ -44,14 +84,27 @@ impl Docker {
         Ok(size.saturating_add(size / 4))
     }
 
-    /// No layers, where the image is not here.
+    /// The chain IDs of the layers that are here, of whatever image, where this one is not.
     pub(super) async fn layers_here(
         &self,
         config: &ContainerConfig,
     ) -> Result<Option<Vec<String>>, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let found = self.image(&config.name, &definition.image.1).await?;
-        Ok(found.is_none().then(Vec::new))
+        if self.image(&config.name, &definition.image.1).await?.is_some() {
+            return Ok(None);
+        }
+        let listed: Vec<Listed> =
+            self.api.get("/images/json").await.map_err(self.failed(&config.name, "list images for"))?;
+        let mut here = BTreeSet::new();
+        for Listed { id } in listed {
+            // One that is removed meanwhile has none.
+            let layers = self.image(&config.name, &id).await?.map(|image| image.rootfs.layers);
+            here.extend(chains(&layers.unwrap_or_default()));
+            if here.len() >= MOST_LAYERS {
+                break;
+            }
+        }
+        Ok(Some(here.into_iter().take(MOST_LAYERS).collect()))
     }
 
     /// By which name a container of the image is made here: its own, if that is this image's here, or else its ID. An image
@@ -64,22 +117,66 @@ impl Docker {
         Ok(if is_its { name } else { id })
     }
 
-    /// Sends the image in pieces.
+    /// Sends the image in pieces, without the layers of these chain IDs.
     pub(super) async fn save_image(
         &self,
         config: &ContainerConfig,
+        there: Vec<String>,
         to: mpsc::Sender<Bytes>,
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
-        let failed = self.failed(&config.name, "save the image of");
-        let path = format!("/images/{}/get", encoded(&definition.image.1));
-        let mut archive = self.api.stream(&path, PREPARED).await.map_err(&failed)?;
-        while let Some(piece) = archive.next().await.map_err(&failed)? {
+        let (id, failed) = (&definition.image.1, self.failed(&config.name, "save the image of"));
+        let image = self.image(&config.name, id).await?;
+        let layers = image.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.rootfs.layers;
+        let there: HashSet<_> = there.into_iter().collect();
+        let known = chains(&layers).iter().take_while(|chain| there.contains(*chain)).count();
+        if known == 0 {
+            return match self.archive(id, to).await.map_err(&failed)? {
+                true => Ok(()),
+                false => Err(failed(ApiError::Broken("nobody takes it any more".into()))),
+            };
+        }
+        let files = self.read_archive(id, |archive| LayerFiles::of(archive)).await.map_err(&failed)?;
+        let left_out = files.lowest(known);
+        let copy = move |archive: &mut Incoming| {
+            let mut pieces = Pieces::new(to);
+            let is_left_out = |path: &Path| path.to_str().is_some_and(|path| left_out.contains(path));
+            without(archive, is_left_out, &mut pieces)?;
+            pieces.flush()
+        };
+        self.read_archive(id, copy).await.map_err(&failed)
+    }
+
+    /// Sends the archive of an image in pieces; whether all were taken.
+    async fn archive(&self, id: &str, to: mpsc::Sender<Bytes>) -> Result<bool, ApiError> {
+        let mut archive = self.api.stream(&format!("/images/{}/get", encoded(id)), PREPARED).await?;
+        while let Some(piece) = archive.next().await? {
             if to.send(piece).await.is_err() {
-                return Err(failed(ApiError::Broken("nobody takes it any more".into())));
+                return Ok(false);
             }
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Does something with the archive of an image, on a thread that may block.
+    async fn read_archive<T: Send + 'static>(
+        &self,
+        id: &str,
+        read: impl FnOnce(&mut Incoming) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (to, from) = mpsc::channel(PIECES);
+        let reading = tokio::task::spawn_blocking(move || {
+            let mut archive = Incoming::new(from);
+            let done = read(&mut archive)?;
+            // The archive's end may be filled up.
+            io::copy(&mut archive, &mut io::sink())?;
+            Ok(done)
+        });
+        let sent = self.archive(id, to).await;
+        let done = reading.await.map_err(io::Error::other).and_then(|done: io::Result<T>| done);
+        // An archive that dockerd has cut off is no good one.
+        sent?;
+        done.map_err(|error| ApiError::Broken(error.to_string()))
     }
 
     /// Takes the image in pieces.
@@ -102,5 +199,22 @@ impl Docker {
             return Err(failed(ApiError::Broken(reason)));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chain_of_a_layer_names_all_that_is_beneath_it() {
+        let layers = ["aa", "bb", "cc"].map(|digits| format!("sha256:{}", digits.repeat(32)));
+        let found = chains(&layers);
+        // Of the lowest it is its own digest. The others: printf '%s' "sha256:… sha256:…" | sha256sum
+        assert_eq!(found[0], layers[0]);
+        assert_eq!(found[1], "sha256:ccd722928bd92476ba1745586fed6e45a102504185ad88cd89e01ff116fd146c");
+        assert_eq!(found[2], "sha256:c1377126441fb2f5ec2c21ae2a60255331d639e830f0ee1b40a36e52d4c40588");
+        assert_eq!(chains(&[]), [""; 0]);
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! One that comes from another node is passed on without names: users of this node would take it for the image that they know
 //! by one, and an engine takes a name from the image that had it. So only what belongs to one image is passed on, and the lists
-//! of images are written anew.
+//! of images are written anew. One that goes to another node has no layers that are there.
 
+use std::collections::HashSet;
 use std::io::{self, Read, Write};
+use std::path::Path;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -194,7 +196,7 @@ impl Passing {
 pub(crate) fn without_names(from: mpsc::Receiver<Bytes>, id: String) -> (mpsc::Receiver<Bytes>, Passing) {
     let (to, pieces) = mpsc::channel(PIECES);
     let passing = tokio::task::spawn_blocking(move || {
-        let mut from = Incoming { from, piece: Bytes::new() };
+        let mut from = Incoming::new(from);
         nameless(&mut from, Pieces::new(to), &id)?;
         // Who sends it is not to be interrupted by what follows the archive's end.
         io::copy(&mut from, &mut io::sink()).map(drop)
@@ -202,10 +204,71 @@ pub(crate) fn without_names(from: mpsc::Receiver<Bytes>, id: String) -> (mpsc::R
     (pieces, Passing(passing))
 }
 
+/// Copies an archive without some of its files.
+pub(crate) fn without(
+    archive: impl Read,
+    is_left_out: impl Fn(&Path) -> bool,
+    to: impl Write,
+) -> io::Result<()> {
+    let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        if is_left_out(&path) {
+            continue;
+        }
+        let mut header = entry.header().clone();
+        copy.append_data(&mut header, path, &mut entry)?;
+    }
+    copy.into_inner()?.flush()
+}
+
+/// The files of layers in an archive of Docker's.
+#[derive(Debug, Default)]
+pub(crate) struct LayerFiles {
+    /// From the lowest layer to the uppermost.
+    paths: Vec<String>,
+    /// Those that others are links to.
+    linked: HashSet<String>,
+}
+
+impl LayerFiles {
+    /// Reads an archive of one image to its end, where the list is.
+    pub(crate) fn of(archive: impl Read) -> io::Result<Self> {
+        let (mut archive, mut files) = (tar::Archive::new(archive), Self::default());
+        for entry in archive.entries()? {
+            let entry = entry?;
+            let path = entry.path()?.to_str().unwrap_or_default().to_owned();
+            if let Some(link) = entry.link_name()? {
+                let target = link.to_str().and_then(|link| link.strip_prefix("../"));
+                files.linked.extend(target.map(str::to_owned));
+            } else if path == "manifest.json" {
+                let images: Vec<Manifest> = serde_json::from_reader(entry.take(LIST))?;
+                let [image] = <[_; 1]>::try_from(images).map_err(|_| not_one())?;
+                files.paths = image.layers;
+            }
+        }
+        Ok(files)
+    }
+
+    /// The files of the lowest layers, so many, which no other layer needs.
+    pub(crate) fn lowest(&self, layers: usize) -> HashSet<String> {
+        let (lowest, others) = self.paths.split_at(layers.min(self.paths.len()));
+        let is_free = |path: &&String| !others.contains(path) && !self.linked.contains(*path);
+        lowest.iter().filter(is_free).cloned().collect()
+    }
+}
+
 /// Reads what comes in pieces.
-struct Incoming {
+pub(crate) struct Incoming {
     from: mpsc::Receiver<Bytes>,
     piece: Bytes,
+}
+
+impl Incoming {
+    pub(crate) fn new(from: mpsc::Receiver<Bytes>) -> Self {
+        Self { from, piece: Bytes::new() }
+    }
 }
 
 impl Read for Incoming {
@@ -345,6 +408,53 @@ mod tests {
             found[2].1,
             r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"d","size":1}]}"#
         );
+    }
+
+    /// The names of what is in an archive.
+    fn names(archive: &[u8]) -> Vec<String> {
+        let mut archive = tar::Archive::new(archive);
+        let name =
+            |entry: io::Result<tar::Entry<'_, _>>| entry.unwrap().path().unwrap().display().to_string();
+        archive.entries().unwrap().map(name).collect()
+    }
+
+    #[test]
+    fn what_is_left_out_is_not_in_the_copy_and_all_else_is() {
+        let whole = archive(&[("oci-layout", "1"), ("x/aa", "2"), ("x/bb", "3"), ("aa", "-> x/aa")]);
+        let mut rest = Vec::new();
+        without(whole.as_slice(), |path| path == Path::new("x/aa"), &mut rest).unwrap();
+        assert_eq!(names(&rest), ["oci-layout", "x/bb", "aa"]);
+        let mut rest = tar::Archive::new(rest.as_slice());
+        let link = rest.entries().unwrap().last().unwrap().unwrap();
+        assert_eq!(link.link_name().unwrap().unwrap(), Path::new("x/aa"));
+    }
+
+    #[test]
+    fn the_files_of_the_lowest_layers_are_found_but_those_that_others_need() {
+        let list = |layers: &[&str]| {
+            serde_json::json!([{"Config": "c", "RepoTags": ["x:1"], "Layers": layers}]).to_string()
+        };
+        let lowest = |entries: &[(&str, &str)], layers: usize| {
+            let files = LayerFiles::of(archive(entries).as_slice()).unwrap();
+            let mut lowest: Vec<_> = files.lowest(layers).into_iter().collect();
+            lowest.sort();
+            lowest
+        };
+        let plain = list(&["c/layer.tar", "a/layer.tar", "b/layer.tar"]);
+        let entries = [("a/layer.tar", "1"), ("b/layer.tar", "2"), ("manifest.json", &*plain)];
+        assert_eq!(lowest(&entries, 0), [""; 0]);
+        assert_eq!(lowest(&entries, 2), ["a/layer.tar", "c/layer.tar"]);
+        assert_eq!(lowest(&entries, 9).len(), 3);
+        // The same content further up, as a link or as the same file.
+        let entries = [("b/layer.tar", "-> ../a/layer.tar"), ("manifest.json", &*plain)];
+        assert_eq!(lowest(&entries, 2), ["c/layer.tar"]);
+        let twice = list(&["a/layer.tar", "b/layer.tar", "a/layer.tar"]);
+        assert_eq!(lowest(&[("manifest.json", &twice)], 2), ["b/layer.tar"]);
+        // Not of one image, or cut off.
+        let two = "[{\"Config\":\"c\",\"Layers\":[]},{\"Config\":\"c\",\"Layers\":[]}]";
+        assert!(LayerFiles::of(archive(&[("manifest.json", two)]).as_slice()).is_err());
+        let whole = archive(&[("a/layer.tar", "1"), ("manifest.json", &*plain)]);
+        assert!(LayerFiles::of(&whole[..600]).is_err());
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
+use std::path::Path;
 use std::process::{Output, Stdio};
 
 use bytes::Bytes;
@@ -19,7 +20,7 @@ use super::Podman;
 use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
-use crate::foreign::archive::{Pieces, without_names};
+use crate::foreign::archive::{Pieces, without, without_names};
 use crate::foreign::making::PULL;
 
 /// Where an OCI archive has its blobs.
@@ -204,20 +205,13 @@ impl Podman {
 }
 
 /// Copies an archive without the blobs of these digests.
-fn filter(archive: impl Read, without: &[String], to: impl Write) -> io::Result<()> {
-    let without: HashSet<_> = without.iter().filter_map(|digest| digest.strip_prefix("sha256:")).collect();
-    let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
-    for entry in archive.entries()? {
-        let mut entry = entry?;
-        let path = entry.path()?.into_owned();
+fn filter(archive: impl Read, digests: &[String], to: impl Write) -> io::Result<()> {
+    let digests: HashSet<_> = digests.iter().filter_map(|digest| digest.strip_prefix("sha256:")).collect();
+    let is_left_out = |path: &Path| {
         let digest = path.to_str().and_then(|path| path.strip_prefix(BLOBS));
-        if digest.is_some_and(|digest| without.contains(digest)) {
-            continue;
-        }
-        let mut header = entry.header().clone();
-        copy.append_data(&mut header, path, &mut entry)?;
-    }
-    copy.into_inner()?.flush()
+        digest.is_some_and(|digest| digests.contains(digest))
+    };
+    without(archive, is_left_out, to)
 }
 
 #[cfg(test)]

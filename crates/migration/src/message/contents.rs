@@ -189,7 +189,8 @@ pub struct Accepted {
     /// Whether this node knows of containers that engines of others keep.
     #[prost(bool, tag = "51")]
     pub keepers: bool,
-    /// Digests of layers that the engine has here which is to keep it, where the engine lacks the image.
+    /// Digests of layers that the engine has here which is to keep it, where the engine lacks the image: of each alone with
+    /// Podman, with all beneath it (chain ID) with Docker.
     #[prost(string, repeated, tag = "52")]
     pub engine_layers: Vec<String>,
     /// Whether it has tried what the service has as storage of both nodes.
