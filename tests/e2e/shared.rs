@@ -35,8 +35,13 @@ fn run(bed: &Bed) -> (Preset, BufReader<TcpStream>) {
 
 /// All pages are as they were written last; how many were written.
 fn check(connection: &mut BufReader<TcpStream>, when: &str) -> u64 {
+    ask(connection, b"?", when)
+}
+
+/// The same with what is to be done before.
+fn ask(connection: &mut BufReader<TcpStream>, what: &[u8; 1], when: &str) -> u64 {
     let mut answer = String::new();
-    connection.get_mut().write_all(b"?").unwrap();
+    connection.get_mut().write_all(what).unwrap();
     connection.read_line(&mut answer).unwrap();
     let written = answer.strip_prefix("ok ").and_then(|number| number.trim().parse().ok());
     written.unwrap_or_else(|| panic!("{when}: the processes say {answer:?}"))
@@ -151,6 +156,28 @@ fn shared_memory_that_is_to_follow_does_so_over_restarts_of_both_daemons() {
     }
     points.let_go(HELD);
     assert!(attempt.lost().contains("its memory is not complete"));
+}
+
+/// Memory that a process has locked has to be there when it is mapped, and not to follow.
+#[test]
+fn a_process_that_locks_shared_memory_while_that_is_to_follow_aborts_the_move() {
+    const HELD: &str = "destination.prepared";
+    let mut points = None;
+    let bed = Bed::up_with("locks", |config| points = Some(Points::among(config, &[HELD])));
+    let points = points.unwrap();
+    let (_, mut connection) = run(&bed);
+    let written = check(&mut connection, "at the start");
+    let postcopy = ["--mode", "postcopy"];
+    let attempt = Attempt::held(&points, HELD, || Attempt::begin(&bed, NAME, "a", "b", &postcopy));
+    assert!(ask(&mut connection, b"l", "while it is to follow") > written);
+    points.let_go(HELD);
+    let reason = attempt.aborted();
+    assert!(reason.contains("a process has begun in the service that has locked memory"), "{reason}");
+    let written = check(&mut connection, "after the abort");
+    // It is not left behind another time.
+    let report = bed.migrate_so(NAME, "a", "b", &postcopy);
+    assert!(report.shared_left_bytes == 0 && report.shared_bytes >= BYTES, "{report:?}");
+    assert!(check(&mut connection, "moved") > written);
 }
 
 /// Bytes of shared memory that the cgroup of this process is charged for, and its members without the

@@ -8,7 +8,8 @@
  * small one has no processes, and the first worker makes one anew with the same key all the time. A page belongs to one worker, which knows from its own, private
  * memory how often the page was written. Each worker has a private mapping of a file, too, of which it has written some
  * pages, zeros among them, and writes others all the time. Asked by a byte on port 7000, all workers look at all of their pages; the answer
- * is "ok N", N the pages written so far, or what is wrong. */
+ * is "ok N", N the pages written so far, or what is wrong. Asked by "l", the server first forks a process that locks a page of the
+ * anonymous memory, and stays. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -230,6 +231,25 @@ static void work(unsigned long worker) {
     }
 }
 
+/* A process that stays, with the first page of the anonymous memory locked. */
+static void lock_a_page(void) {
+    int locked[2];
+    char byte;
+    if (pipe(locked) != 0)
+        fail("pipe");
+    pid_t child = fork();
+    if (child == 0) {
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || mlock(segments[0], PAGE) != 0 || write(locked[1], "l", 1) != 1)
+            fail("mlock");
+        for (;;)
+            pause();
+    }
+    close(locked[1]);
+    if (child < 0 || read(locked[0], &byte, 1) != 1)
+        fail("a process that locks memory");
+    close(locked[0]);
+}
+
 /* Waits until all workers have come so far. */
 static void await(atomic_ulong *of, unsigned long least) {
     for (int worker = 0; worker < WORKERS; worker++)
@@ -278,6 +298,8 @@ int main(int count, char **arguments) {
         char byte;
         while (client >= 0 && read(client, &byte, 1) == 1) {
             unsigned long written = 0;
+            if (byte == 'l')
+                lock_a_page();
             await(common->answered, atomic_fetch_add(&common->asked, 1) + 1);
             for (int worker = 0; worker < WORKERS; worker++)
                 written += atomic_load(&common->written[worker]);
