@@ -11,6 +11,7 @@ use godwit_criu::images::{
     Allowed, Core, ImageKind, Inventory, LazyPages, Pagemap, ProcessTreeEntry, Refused, RefusedOf, archives,
     decode, excess, inventory, lazy_areas, make_plain, page_size, stopped_processes, unacknowledged,
 };
+use godwit_criu::repair::{Here, Hidden, external_mounts, fit_kernel};
 use godwit_fuzz::Scratch;
 use libfuzzer_sys::fuzz_target;
 
@@ -95,6 +96,37 @@ fn allowed() -> Allowed {
     Allowed { uid: 1000, gid: 1000, no_new_privileges: true, refused, ..Allowed::default() }
 }
 
+/// Whether mounts that were made to fit a kernel fit it.
+fn fits(scratch: &Scratch) {
+    let hidden = |brings_directories| Hidden {
+        covered: vec!["/proc/keys", "/proc/kcore", "/proc/acpi", "/sys/firmware"],
+        read_only: vec!["/proc/sys", "/proc/irq"],
+        file_key: "/dev/null",
+        brings_directories,
+    };
+    let here = |path: &str| match path {
+        "/proc/kcore" => Here::File,
+        "/proc/acpi" | "/proc/sys" => Here::Directory,
+        _ => Here::Nothing,
+    };
+    let contents = || -> BTreeMap<_, _> {
+        let files =
+            fs::read_dir(scratch.inside()).expect("a directory").map(|entry| entry.expect("a file").path());
+        files
+            .map(|path| (fs::read(&path).expect("a file"), path))
+            .map(|(bytes, path)| (path, bytes))
+            .collect()
+    };
+    for brings_directories in [true, false] {
+        if fit_kernel(&scratch.inside(), &hidden(brings_directories), here).is_ok() {
+            let fit = contents();
+            fit_kernel(&scratch.inside(), &hidden(brings_directories), here).expect("what fits");
+            assert!(fit == contents(), "nothing is left to be changed");
+        }
+    }
+    let _ = external_mounts(&scratch.inside(), &["/proc/kcore"], "cover");
+}
+
 fuzz_target!(|input: Input<'_>| {
     /// The first word of all but the inventory.
     const COMMON: u32 = 0x5456_4319;
@@ -169,6 +201,7 @@ fuzz_target!(|input: Input<'_>| {
                 let sound = |text: &String| text.len() < 2000 && !text.chars().any(char::is_control);
                 assert!(found.iter().all(sound), "{found:?}");
             }
+            fits(&scratch);
             let _ = archives(&scratch.inside());
             let _ = inventory(&scratch.inside());
             if let Ok(areas) = lazy_areas(&scratch.inside()) {

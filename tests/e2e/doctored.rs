@@ -47,7 +47,7 @@ pub(crate) fn encoded(mut value: u64) -> Vec<u8> {
 
 /// A message with one number more, behind all others of its field, below the messages of these fields: the last one
 /// of a field that is not repeated counts.
-fn with_number(message: &[u8], path: &[u64], value: u64) -> Vec<u8> {
+pub(crate) fn with_number(message: &[u8], path: &[u64], value: u64) -> Vec<u8> {
     let (number, rest) = path.split_first().unwrap();
     if rest.is_empty() {
         return [message, &encoded(number << 3), &encoded(value)].concat();

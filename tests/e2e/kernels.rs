@@ -1,5 +1,6 @@
-//! What a container does not see of `/proc` and `/sys`, or may not write there, where the kernels of two nodes have other
-//! files. Nodes of a lab have one kernel, so the images of a move are changed to those of a node with another. Needs root.
+//! Mounts of a container between nodes whose kernels have other files in `/proc` and `/sys`, or whose own mounts are shared as
+//! systemd shares them. Nodes of a lab have one kernel and one root, so the images of a move are changed to those of a node with
+//! another. Needs root.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +17,7 @@ use godwit_tests::{
     victim::{Attempt, NAME, Victim},
 };
 
-use crate::doctored::{encoded, field};
+use crate::doctored::{encoded, field, with_number};
 
 const RECEIVED: &str = "destination.received";
 /// What godwit and Docker cover with an empty file, whatever the kernel.
@@ -50,8 +51,8 @@ fn elsewhere(message: &[u8], place: impl Fn(&str) -> Option<String>) -> Option<V
     Some(changed)
 }
 
-/// Changes the places of mounts in images, or takes them out; how many of them.
-fn change(images: &Path, place: impl Fn(&str) -> Option<String>) -> usize {
+/// Changes the mounts in images, or takes them out; how many of them.
+fn change(images: &Path, other: impl Fn(&[u8]) -> Option<Vec<u8>>) -> usize {
     let mut count = 0;
     for entry in fs::read_dir(images).unwrap() {
         let path = entry.unwrap().path();
@@ -64,7 +65,7 @@ fn change(images: &Path, place: impl Fn(&str) -> Option<String>) -> usize {
             let length = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
             let record = &bytes[at + 4..at + 4 + usize::try_from(length).unwrap()];
             at += 4 + record.len();
-            let other = elsewhere(record, &place);
+            let other = other(record);
             count += usize::from(other.as_deref() != Some(record));
             if let Some(record) = other {
                 changed.extend(u32::try_from(record.len()).unwrap().to_le_bytes());
@@ -74,6 +75,11 @@ fn change(images: &Path, place: impl Fn(&str) -> Option<String>) -> usize {
         fs::write(path, changed).unwrap();
     }
     count
+}
+
+/// Changes the places of mounts in images, or takes them out; how many of them.
+fn change_places(images: &Path, place: impl Fn(&str) -> Option<String>) -> usize {
+    change(images, |record| elsewhere(record, &place))
 }
 
 /// The mounts in `/proc` and `/sys` that a process sees, and whether they are read-only.
@@ -102,7 +108,7 @@ fn what_only_the_destination_has_is_hidden_there_and_what_only_the_source_has_is
         assert!(before.contains(&(place.to_owned(), true)), "{before:?}");
     }
     let attempt = victim.begin_with_and_hold("a", "b", &["--mode", "precopy"], RECEIVED);
-    let changed = change(&images(&victim.bed), |path| match path {
+    let changed = change_places(&images(&victim.bed), |path| match path {
         "/proc/irq" => None,
         other => other_file(other),
     });
@@ -113,6 +119,23 @@ fn what_only_the_destination_has_is_hidden_there_and_what_only_the_source_has_is
     victim.has_its_data();
     victim.bed.migrate(NAME, "b", "a");
     assert_eq!(mounts(victim.bed.pid("a", NAME)), before);
+    victim.ends_at_a();
+}
+
+/// On a node with systemd all of a container's mounts that were bound from the node are slaves of the node's.
+#[test]
+fn mounts_that_follow_the_source_nodes_follow_nothing_at_the_destination() {
+    let mut victim = Victim::up("slaves");
+    let attempt = victim.begin_with_and_hold("a", "b", &["--mode", "precopy"], RECEIVED);
+    // `master_id`
+    let changed = change(&images(&victim.bed), |record| Some(with_number(record, &[11], 4711)));
+    assert!(changed > 10, "{changed}");
+    victim.let_go(RECEIVED);
+    attempt.moved_well();
+    let text = fs::read_to_string(format!("/proc/{}/mountinfo", victim.bed.pid("b", NAME))).unwrap();
+    assert!(!text.contains("master:"), "{text}");
+    victim.has_its_data();
+    victim.bed.migrate(NAME, "b", "a");
     victim.ends_at_a();
 }
 
@@ -143,7 +166,7 @@ fn a_container_of_docker_is_kept_from_what_only_the_destination_has() {
         Attempt::held(&points, RECEIVED, || Attempt::begin(&bed, "cache", "a", "b", &["--mode", "precopy"]));
     // Of two directories one is covered at the source; where there is one alone, it is.
     let gone = covered.first().filter(|_| covered.len() > 1);
-    let changed = change(&images(&bed), |path| match gone {
+    let changed = change_places(&images(&bed), |path| match gone {
         Some(gone) if ***gone == *path => None,
         _ => other_file(path),
     });

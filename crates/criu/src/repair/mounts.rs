@@ -5,6 +5,10 @@
 //! anew, without any flag. So of two that are read-only the second would be writable after a restore. Here
 //! their roots are made such that none is below another; nothing but that question reads them.
 //!
+//! Where systemd runs, mounts of a container follow those of the node from which they are bound (they are its *slaves*,
+//! mount_namespaces(7)). CRIU would have them follow the other node's, and fails where nobody shares those. So they follow no
+//! mount outside of the container any more.
+//!
 //! What covers files of `/proc` is dumped under the key `/dev/null`, under which runc's restore brings the
 //! node's own device. It gets a key of its own.
 
@@ -22,37 +26,59 @@ const COVER_FLAGS: u32 = 1 | 2 | 4 | 8;
 
 /// Repairs the mounts in the images of a dump: those at one of the paths `covered` get the key `cover`.
 pub fn external_mounts(images: &Path, covered: &[&str], cover: &str) -> Result<(), ImageError> {
-    for image in mount::namespaces(images)? {
-        mount::change(&image, |records, mounts| Ok(Some(repaired(records, mounts, covered, cover))))?;
+    let namespaces = mount::namespaces(images)?;
+    let mut shared = BTreeSet::new();
+    for image in &namespaces {
+        mount::change(image, |_, mounts| {
+            shared.extend(mounts.iter().filter_map(|mount| mount.shared));
+            Ok(None)
+        })?;
+    }
+    let repairs = Repairs { covered, cover, shared };
+    for image in &namespaces {
+        mount::change(image, |records, mounts| Ok(Some(repairs.repaired(records, mounts))))?;
     }
     Ok(())
 }
 
-/// The records of an image, each with the fields that overrule some of its own.
-fn repaired<'a>(records: &[&'a [u8]], mounts: &[Mount], covered: &[&str], cover: &str) -> Vec<Cow<'a, [u8]>> {
-    // A mount that the container made of one from outside is a copy, and found by the root.
-    let copied: BTreeSet<_> =
-        mounts.iter().filter(|mount| mount.key.is_none()).map(|mount| mount.device).collect();
-    let repaired = records.iter().zip(mounts).map(|(record, mount)| {
-        let changed = change(mount, covered, cover, copied.contains(&mount.device)).encode_to_vec();
-        Cow::Owned([*record, &changed].concat())
-    });
-    repaired.collect()
+struct Repairs<'a> {
+    covered: &'a [&'a str],
+    cover: &'a str,
+    /// The groups of mounts that share what is mounted in them, in all namespaces.
+    shared: BTreeSet<u32>,
 }
 
-/// The fields that overrule those of a mount.
-fn change(mount: &Mount, covered: &[&str], cover: &str, copied: bool) -> Mount {
-    let mut change = Mount::default();
-    let (Some(_), Some(id)) = (&mount.key, mount.id) else { return change };
-    let covers = covered.contains(&mount.place());
-    if covers {
-        change.key = Some(cover.to_owned());
-        change.flags = Some(mount.flags.unwrap_or_default() | COVER_FLAGS);
+impl Repairs<'_> {
+    /// The records of an image, each with the fields that overrule some of its own.
+    fn repaired<'a>(&self, records: &[&'a [u8]], mounts: &[Mount]) -> Vec<Cow<'a, [u8]>> {
+        // A mount that the container made of one from outside is a copy, and found by the root.
+        let copied: BTreeSet<_> =
+            mounts.iter().filter(|mount| mount.key.is_none()).map(|mount| mount.device).collect();
+        let repaired = records.iter().zip(mounts).map(|(record, mount)| {
+            let changed = self.change(mount, copied.contains(&mount.device)).encode_to_vec();
+            Cow::Owned([*record, &changed].concat())
+        });
+        repaired.collect()
     }
-    if covers || !copied {
-        change.root = Some(format!("/godwit-external-{id}-"));
+
+    /// The fields that overrule those of a mount.
+    fn change(&self, mount: &Mount, copied: bool) -> Mount {
+        let mut change = Mount::default();
+        // 0: none.
+        if mount.master.is_some_and(|master| master != 0 && !self.shared.contains(&master)) {
+            change.master = Some(0);
+        }
+        let (Some(_), Some(id)) = (&mount.key, mount.id) else { return change };
+        let covers = self.covered.contains(&mount.place());
+        if covers {
+            change.key = Some(self.cover.to_owned());
+            change.flags = Some(mount.flags.unwrap_or_default() | COVER_FLAGS);
+        }
+        if covers || !copied {
+            change.root = Some(format!("/godwit-external-{id}-"));
+        }
+        change
     }
-    change
 }
 
 #[cfg(test)]
@@ -109,6 +135,26 @@ mod tests {
         let roots = [repaired[1].root.as_deref().unwrap(), repaired[2].root.as_deref().unwrap()];
         assert!(!roots[0].starts_with(roots[1]) && !roots[1].starts_with(roots[0]), "{roots:?}");
         assert_eq!((repaired[1].key.as_deref(), repaired[1].flags), (Some("/a"), Some(1)));
+    }
+
+    #[test]
+    fn a_mount_follows_those_of_the_container_and_no_other() {
+        let follows = |id, shared, master, key| Mount {
+            shared: Some(shared),
+            master: Some(master),
+            ..mount(id, id, "/", "./x", key)
+        };
+        let mounts = [
+            follows(1, 7, 0, None),
+            follows(2, 8, 30, None),
+            follows(3, 0, 30, Some("/a")),
+            follows(4, 0, 7, None),
+            follows(5, 9, 8, Some("/b")),
+        ];
+        let repaired = repair(&mounts);
+        let found: Vec<_> =
+            repaired.iter().map(|mount| (mount.shared.unwrap(), mount.master.unwrap())).collect();
+        assert_eq!(found, [(7, 0), (8, 0), (0, 0), (0, 7), (9, 8)]);
     }
 
     #[test]
