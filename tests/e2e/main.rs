@@ -31,6 +31,7 @@ mod failures_serving;
 mod files;
 mod frozen;
 mod held;
+mod health_checks;
 mod hooks;
 mod huge_pages;
 mod identity;

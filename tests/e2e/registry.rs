@@ -20,18 +20,18 @@ const HASHED: &str = "user:$2b$04$sJ.ZTKnGplL.e48L9qCXoO0XeImDNJatxgT63IkS7bZK5n
 const SENT: &str = "dXNlcjpzZWNyZXQ=";
 
 /// A registry on this machine, or on the client host of the lab; it ends with the test.
-struct Registry<'a> {
+pub(crate) struct Registry<'a> {
     child: Child,
     /// The lab on whose client host it is.
     on_client: Option<&'a Bed>,
     /// HOST:PORT.
     address: String,
     data: PathBuf,
-    authfile: PathBuf,
+    pub(crate) authfile: PathBuf,
 }
 
 impl<'a> Registry<'a> {
-    fn start(bed: &Bed) -> Self {
+    pub(crate) fn start(bed: &Bed) -> Self {
         Self::begin(bed, Command::new("docker-registry"), "127.0.0.1:0", None)
     }
 
@@ -67,7 +67,7 @@ impl<'a> Registry<'a> {
         Self { child, on_client, address, data, authfile }
     }
 
-    fn reference(&self, name: &str) -> String {
+    pub(crate) fn reference(&self, name: &str) -> String {
         format!("{}/test/{name}", self.address)
     }
 
@@ -81,7 +81,7 @@ impl<'a> Registry<'a> {
     }
 
     /// `flags` that reach it, after a verb.
-    fn reached(&self) -> [String; 2] {
+    pub(crate) fn reached(&self) -> [String; 2] {
         ["--tls-verify=false".into(), format!("--authfile={}", self.authfile.display())]
     }
 
@@ -117,7 +117,7 @@ fn spoil((length, path): &(u64, PathBuf)) {
     blob.write_all_at(b"not what was pushed", length / 2).unwrap();
 }
 
-fn tool(program: &str, arguments: &[&str]) -> String {
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> String {
     succeeds(Command::new(program), arguments)
 }
 
@@ -166,7 +166,7 @@ fn succeeds(mut command: Command, arguments: &[&str]) -> String {
 }
 
 /// Makes a layout with two images, `1` and `2`, that have their lower layer in common.
-fn layout(bed: &Bed) -> PathBuf {
+pub(crate) fn layout(bed: &Bed) -> PathBuf {
     layout_of(bed, &["1", "2"], 0)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  reference ──▶ skopeo inspect ──▶ manifest: which image is this machine's, which layers has the node already
+//!                                   configuration: whether it has a health check, which no layout has
 //!                skopeo copy    ──▶ layout directory ──▶ godwitd verifies, unpacks, and notes the reference
 //! ```
 //!
@@ -9,6 +10,7 @@
 //! signature policies are those that a machine has for Podman (`containers-auth.json(5)`, `containers-registries.conf(5)`,
 //! `containers-policy.json(5)`), and no credential reaches godwitd.
 
+mod health;
 mod manifest;
 mod skopeo;
 
@@ -130,11 +132,15 @@ impl Registry<'_> {
         here: &HashMap<String, u64>,
     ) -> anyhow::Result<Option<Image>> {
         let skopeo = Skopeo::new(self.reach);
-        let mut pull = Pull { skopeo: &skopeo, reference, top: String::new(), layers: Vec::new() };
+        let (top, layers) = (String::new(), Vec::new());
+        let mut pull = Pull { skopeo: &skopeo, reference, top, layers, health_check: None };
         tokio::select! {
             biased;
             () = self.interrupts.next() => return Ok(None),
             looked = pull.look() => looked?,
+        }
+        if let Some(command) = &pull.health_check {
+            output::note(&health::warning(reference, command));
         }
         let same = |known: &&Image| known.digest == pull.top && known.reference == reference.to_string();
         if let Some(known) = known.filter(same) {
@@ -198,6 +204,8 @@ struct Pull<'a> {
     top: String,
     /// Of the image for this machine.
     layers: Vec<Descriptor>,
+    /// The command of its health check.
+    health_check: Option<String>,
 }
 
 impl Pull<'_> {
@@ -205,11 +213,18 @@ impl Pull<'_> {
     async fn look(&mut self) -> Result<(), PullError> {
         let name = self.reference.to_string();
         let top = self.skopeo.manifest(&name, self.reference.digest()).await?;
-        self.layers = match top.of_this_machine(&name)? {
-            Some(instance) => self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?.layers,
-            None => top.layers,
+        self.top.clone_from(&top.digest);
+        let image = match top.of_this_machine(&name)? {
+            Some(instance) => self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?,
+            None => top,
         };
-        self.top = top.digest;
+        self.layers = image.layers;
+        if let Some(digest) = image.configuration {
+            let document = self.skopeo.configuration(&self.pinned(&image.digest), &digest).await?;
+            let command = health::command(&document);
+            self.health_check =
+                command.map_err(|cause| PullError::Configuration { reference: name, cause })?;
+        }
         Ok(())
     }
 

@@ -17,6 +17,8 @@ pub(super) struct Manifest {
     pub(super) digest: String,
     /// Of an image; none of an index, and none of a manifest of Docker's first form.
     pub(super) layers: Vec<Descriptor>,
+    /// The digest of an image's configuration; none where there are no layers.
+    pub(super) configuration: Option<String>,
     instances: Vec<Descriptor>,
 }
 
@@ -36,20 +38,34 @@ struct Platform {
     os: String,
 }
 
+/// The descriptor of a configuration; documents that are no images may have another thing of this name.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Configuration {
+    digest: String,
+}
+
 #[derive(Deserialize)]
 struct Document {
+    config: Option<Configuration>,
     layers: Option<Vec<Descriptor>>,
     manifests: Option<Vec<Descriptor>>,
+}
+
+/// The digest of a document.
+pub(super) fn digest_of(document: &[u8]) -> String {
+    let hex: String = Sha256::digest(document).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
 }
 
 impl Manifest {
     /// Reads the document that a registry has for `reference`.
     pub(super) fn read(reference: &str, document: &[u8]) -> Result<Self, PullError> {
-        let Document { layers, manifests } = serde_json::from_slice(document)
+        let Document { config, layers, manifests } = serde_json::from_slice(document)
             .map_err(|cause| PullError::Manifest { reference: reference.to_owned(), cause })?;
-        let hex: String = Sha256::digest(document).iter().map(|byte| format!("{byte:02x}")).collect();
+        let configuration = config.map(|config| config.digest).filter(|digest| !digest.is_empty());
         let (layers, instances) = (layers.unwrap_or_default(), manifests.unwrap_or_default());
-        Ok(Self { digest: format!("sha256:{hex}"), layers, instances })
+        Ok(Self { digest: digest_of(document), layers, configuration, instances })
     }
 
     /// The digest of the image for this machine's platform; `None`: this is an image's manifest itself.
@@ -117,7 +133,9 @@ mod tests {
         let document = br#"{"schemaVersion":2,"config":{},"layers":[{"digest":"sha256:1","size":3}]}"#;
         let read = Manifest::read("x", document).unwrap();
         assert_eq!(read.of_this_machine("x").unwrap(), None);
-        assert_eq!((read.layers.len(), read.layers[0].size), (1, 3));
+        assert_eq!((read.layers.len(), read.layers[0].size, &read.configuration), (1, 3, &None));
+        let whole = br#"{"config":{"digest":"sha256:2"},"layers":[]}"#;
+        assert_eq!(Manifest::read("x", whole).unwrap().configuration.as_deref(), Some("sha256:2"));
         assert_eq!(read.digest, "sha256:fba33207a7329f60320bb578d02b734768a570ec1afdf9df1e14311109dfdeb2");
         for broken in
             [&b"{"[..], br#"{"layers":[{"digest":7}]}"#, br#"{"layers":[{"digest":"x","size":-1}]}"#]

@@ -13,10 +13,13 @@ use tokio::{
     process::{Child, ChildStderr, Command},
 };
 
-use super::{Reach, manifest::Manifest};
+use super::{
+    Reach,
+    manifest::{Manifest, digest_of},
+};
 
-/// Largest manifest that is read, bytes: what registries allow.
-const MAX_MANIFEST: u64 = 4 << 20;
+/// Largest manifest or configuration that is read, bytes: what registries allow.
+const MAX_DOCUMENT: u64 = 4 << 20;
 /// As much as is read of what skopeo says, bytes.
 const MAX_SAID: u64 = 64 << 10;
 /// How long a registry may take to answer a question.
@@ -38,7 +41,11 @@ pub(crate) enum PullError {
     Refused { reference: String, said: String, advice: String },
     #[error("what the registry has for {reference} is no manifest: {cause}")]
     Manifest { reference: String, cause: serde_json::Error },
-    #[error("what the registry has for {reference} has {bytes} bytes or more, too many for a manifest")]
+    #[error("what the registry has as the configuration of {reference} is none: {cause}")]
+    Configuration { reference: String, cause: serde_json::Error },
+    #[error(
+        "what the registry has for {reference} has {bytes} bytes or more, too many for a manifest or a configuration"
+    )]
     Large { reference: String, bytes: u64 },
     #[error("what the registry gives for {reference} has the digest {found}: it is not what was asked for")]
     Digest { reference: String, found: String },
@@ -66,11 +73,7 @@ impl<'a> Skopeo<'a> {
         reference: &str,
         digest: Option<&str>,
     ) -> Result<Manifest, PullError> {
-        let asked = tokio::time::timeout(PATIENCE, self.ask(reference));
-        let document = asked.await.map_err(|_| PullError::Silent {
-            reference: reference.to_owned(),
-            seconds: PATIENCE.as_secs(),
-        })??;
+        let document = self.ask(reference, &["--raw"]).await?;
         let manifest = Manifest::read(reference, &document)?;
         match digest {
             Some(digest) if digest != manifest.digest => {
@@ -80,17 +83,35 @@ impl<'a> Skopeo<'a> {
         }
     }
 
-    async fn ask(&self, reference: &str) -> Result<Vec<u8>, PullError> {
+    /// The configuration of one image, by its reference with a digest, as its registry has it: a copy to a layout need not have
+    /// all of it.
+    pub(super) async fn configuration(&self, image: &str, digest: &str) -> Result<Vec<u8>, PullError> {
+        let document = self.ask(image, &["--raw", "--config"]).await?;
+        let found = digest_of(&document);
+        if found == digest {
+            return Ok(document);
+        }
+        Err(PullError::Digest { reference: format!("the configuration of {image}"), found })
+    }
+
+    async fn ask(&self, reference: &str, what: &[&str]) -> Result<Vec<u8>, PullError> {
+        let asked = tokio::time::timeout(PATIENCE, self.inspect(reference, what));
+        asked
+            .await
+            .map_err(|_| PullError::Silent { reference: reference.to_owned(), seconds: PATIENCE.as_secs() })?
+    }
+
+    async fn inspect(&self, reference: &str, what: &[&str]) -> Result<Vec<u8>, PullError> {
         let mut command = Command::new("skopeo");
-        command.args(["inspect", "--raw", "--retry-times", RETRIES]);
+        command.arg("inspect").args(what).args(["--retry-times", RETRIES]);
         command.args(self.reached("")).arg(format!("docker://{reference}")).stdout(Stdio::piped());
         let mut running = Running::start(command, reference)?;
         let answer = running.child.stdout.take();
-        let (document, ended) = tokio::join!(read(answer, MAX_MANIFEST), running.ended());
+        let (document, ended) = tokio::join!(read(answer, MAX_DOCUMENT), running.ended());
         ended?;
         let document = document.map_err(|cause| PullError::Skopeo { cause })?;
-        if document.len() as u64 >= MAX_MANIFEST {
-            return Err(PullError::Large { reference: reference.to_owned(), bytes: MAX_MANIFEST });
+        if document.len() as u64 >= MAX_DOCUMENT {
+            return Err(PullError::Large { reference: reference.to_owned(), bytes: MAX_DOCUMENT });
         }
         Ok(document)
     }
