@@ -62,6 +62,7 @@ mod prepare;
 mod python;
 mod random_faults;
 mod redis;
+mod quadlet;
 mod registry;
 mod restarts;
 mod shared;
