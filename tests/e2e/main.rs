@@ -9,6 +9,7 @@ mod backends;
 mod bench;
 mod capture;
 mod check;
+mod check_nodes;
 mod checkpoint;
 mod confinement;
 mod connections;

@@ -33,23 +33,31 @@ pub struct KernelNeeds {
     /// Lengths of its rings of asynchronous reads and writes (io_setup(2)) in bytes, each once, in ascending order.
     #[prost(uint64, repeated, tag = "4")]
     pub rings: Vec<u64>,
+    /// Processes and threads; 0 where they are not counted.
+    #[prost(uint32, tag = "5")]
+    pub tasks: u32,
 }
+
+/// Tasks of CRIU that count with those that it restores, at least.
+const CRIU_TASKS: u64 = 1;
 
 impl KernelNeeds {
     /// Those of a service with these processes, by the files below `root`, which is `/`.
     pub(crate) fn of(root: &Path, pids: &[u32], main: u32) -> Self {
         let proc = root.join("proc");
         // What cannot be read is gone.
-        let ids = pids.iter().flat_map(|pid| {
+        let tasks = pids.iter().flat_map(|pid| {
             let tasks = fs::read_dir(proc.join(pid.to_string()).join("task"));
-            tasks.into_iter().flatten().flatten().filter_map(|task| inside(&task.path().join("status")))
+            tasks.into_iter().flatten().flatten()
         });
+        let ids: Vec<_> = tasks.map(|task| inside(&task.path().join("status"))).collect();
         let profile = ["attr/apparmor/current", "attr/current"].into_iter().find_map(|file| {
             root.join("sys/kernel/security/apparmor").exists().then_some(())?;
             fs::read_to_string(proc.join(main.to_string()).join(file)).ok()
         });
         Self {
-            highest_id: ids.max().unwrap_or(0),
+            highest_id: ids.iter().copied().flatten().max().unwrap_or(0),
+            tasks: u32::try_from(ids.len()).unwrap_or(u32::MAX),
             apparmor: profile.as_deref().map_or("", named).to_owned(),
             selinux: label(root, main).unwrap_or_default(),
             rings: rings(&proc, pids),
@@ -103,6 +111,37 @@ impl KernelNeeds {
             }
         }
         reasons
+    }
+}
+
+impl KernelNeeds {
+    /// Why `node` has no room for so many processes and threads, by the files below `root` there: `cgroup` is the path of the
+    /// service's own cgroup, in which its own limit counts when all of them are there.
+    pub(crate) fn lacks_tasks(&self, root: &Path, cgroup: &str, node: &str) -> Option<String> {
+        let needed = u64::from(self.tasks).checked_add(CRIU_TASKS).filter(|_| self.tasks > 0)?;
+        let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        let (mount, proc) = (root.join("sys/fs/cgroup"), root.join("proc"));
+        let hierarchy = if mount.join("cgroup.controllers").exists() { mount } else { mount.join("pids") };
+        let above = Path::new(cgroup.trim_matches('/')).ancestors().skip(1);
+        let of_cgroups = above.filter_map(|path| {
+            let directory = hierarchy.join(path);
+            let (most, has) =
+                (number(&directory.join("pids.max"))?, number(&directory.join("pids.current"))?);
+            Some((directory.join("pids.max").display().to_string(), most, has))
+        });
+        // `0.00 0.01 0.05 1/234 5678`: 234 there are.
+        let load = fs::read_to_string(proc.join("loadavg")).unwrap_or_default();
+        let all = load.split_whitespace().nth(3).and_then(|count| count.split_once('/')?.1.parse().ok());
+        let of_kernel = all.and_then(|all: u64| {
+            let most = number(&proc.join("sys/kernel/threads-max"))?;
+            Some(("the sysctl kernel.threads-max".to_owned(), most, all))
+        });
+        let short = |(_, most, has): &(String, u64, u64)| most.saturating_sub(*has) < needed;
+        let (limit, most, has) = of_cgroups.chain(of_kernel).find(short)?;
+        Some(format!(
+            "the service has {} processes and threads, and node {node} has {has} of the {most} that {limit} allows; raise that limit there",
+            self.tasks
+        ))
     }
 }
 
@@ -220,6 +259,50 @@ mod tests {
         assert_eq!(KernelNeeds::of(root(&SOURCE[..4]).path(), &[9], 7).apparmor, "");
         let free = [SOURCE[4], ("proc/7/attr/current", "unconfined\n")];
         assert_eq!(KernelNeeds::of(root(&free).path(), &[], 7), KernelNeeds::default());
+    }
+
+    #[test]
+    fn more_tasks_than_a_cgroup_above_or_the_kernel_has_room_for_are_refused() {
+        let told = KernelNeeds::of(root(&SOURCE).path(), &[7, 9, 11], 7);
+        assert_eq!(told.tasks, 3);
+        let lacks = |files: &[(&str, &str)]| told.lacks_tasks(root(files).path(), "/services/b/web", "b");
+        let above = |most, has| {
+            [
+                ("sys/fs/cgroup/pids/services/pids.max", most),
+                ("sys/fs/cgroup/pids/services/pids.current", has),
+            ]
+        };
+        for (most, has) in [("14\n", "10\n"), ("max\n", "10\n")] {
+            assert_eq!(lacks(&above(most, has)), None);
+        }
+        let refused = lacks(&above("13\n", "10\n")).unwrap();
+        for words in
+            ["has 3 processes and threads", "node b has 10 of the 13", "pids/services/pids.max allows"]
+        {
+            assert!(refused.contains(words), "{refused}");
+        }
+        // Its own limit is lifted for the restore, and one that is above it in version 2 counts.
+        let own = [
+            ("sys/fs/cgroup/pids/services/b/web/pids.max", "1"),
+            ("sys/fs/cgroup/pids/services/b/web/pids.current", "1"),
+        ];
+        assert_eq!(lacks(&own), None);
+        let unified = [
+            ("sys/fs/cgroup/cgroup.controllers", "pids"),
+            ("sys/fs/cgroup/services/b/pids.max", "3"),
+            ("sys/fs/cgroup/services/b/pids.current", "0"),
+        ];
+        assert!(lacks(&unified).unwrap().contains("0 of the 3"));
+        let kernel =
+            |most| [("proc/loadavg", "0.00 0.01 0.05 1/500 5678\n"), ("proc/sys/kernel/threads-max", most)];
+        assert_eq!(lacks(&kernel("504\n")), None);
+        assert!(
+            lacks(&kernel("503\n"))
+                .unwrap()
+                .contains("node b has 500 of the 503 that the sysctl kernel.threads-max")
+        );
+        let older = KernelNeeds { tasks: 0, ..told.clone() };
+        assert_eq!(older.lacks_tasks(root(&unified).path(), "services/b/web", "b"), None);
     }
 
     #[test]

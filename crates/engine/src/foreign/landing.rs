@@ -115,6 +115,8 @@ pub(crate) struct Landed {
     volumes: Vec<Volume>,
     waiting: PathBuf,
     own_cgroup: PathBuf,
+    /// The container in its cgroup there, and its limit of processes, which is lifted for CRIU.
+    cgroup: (ContainerConfig, u64),
     synced: tokio::task::JoinHandle<io::Result<()>>,
     _links: godwit_criu::repair::Links,
 }
@@ -309,8 +311,22 @@ impl Landing {
         }
         let namespace = &request.config.network_namespace;
         set_parameters(namespace, &bundle).map_err(request.io("set kernel parameters in", namespace))?;
+        let processes = bundle["linux"]["resources"]["pids"]["limit"].as_u64().unwrap_or(0);
+        let cgroup = (ContainerConfig { cgroup: path, ..request.config.clone() }, processes);
+        limit_processes(&care, &cgroup, 0)?;
         restore::hand_over(&request, gate)?;
-        Ok(Landed { care, request, arrived, root, volumes, waiting, own_cgroup, synced, _links: links })
+        Ok(Landed {
+            cgroup,
+            care,
+            request,
+            arrived,
+            root,
+            volumes,
+            waiting,
+            own_cgroup,
+            synced,
+            _links: links,
+        })
     }
 }
 
@@ -322,8 +338,9 @@ impl Landed {
 
     /// The engine has it run.
     pub(crate) async fn done(self) -> Result<ContainerState, EngineError> {
-        let Self { care, request, arrived, root, volumes, waiting, synced, .. } = self;
+        let Self { care, request, arrived, root, volumes, waiting, cgroup, synced, .. } = self;
         let config = &request.config;
+        limit_processes(&care, &cgroup, cgroup.1)?;
         let pid = fs::read_to_string(&arrived.pid_file)
             .and_then(|text| text.trim().parse().map_err(io::Error::other))
             .map_err(request.io("read", &arrived.pid_file))?;
@@ -340,6 +357,19 @@ impl Landed {
         })?;
         Ok(ContainerState { status: ContainerStatus::Running, pid, exit_code: None })
     }
+}
+
+/// Limits the processes of a container whose engine has done so. One without a limit is left as it is.
+fn limit_processes(
+    care: &Care,
+    (config, limit): &(ContainerConfig, u64),
+    now: u64,
+) -> Result<(), EngineError> {
+    if *limit == 0 {
+        return Ok(());
+    }
+    let limited = care.processes.cgroup(config)?.limit_processes(now);
+    limited.map_err(|source| io_error(&config.name, "limit its processes".into(), source))
 }
 
 /// Sets the kernel parameters of the network that an OCI description has: a runtime sets them in namespaces that it makes.

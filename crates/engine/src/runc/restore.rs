@@ -11,6 +11,9 @@
 //!
 //! The root filesystem comes later, too. runc wants one at once, and makes mount points in it: it is given an empty
 //! one. CRIU looks for its root when it has read the inventory.
+//!
+//! CRIU is in the container's cgroup, and counts there. A container that has as many processes as it may have, or more since
+//! its limit was lowered, gets its limit when CRIU has ended.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -167,11 +170,15 @@ impl Runc {
         files: &Files,
         starting: &mut Starting,
     ) -> Result<ContainerState, EngineError> {
+        let config = &request.config;
         let state = self.started(starting).await.map_err(|reason| {
             let criu_log = godwit_criu::log::read_lossy(&request.log());
             let told = godwit_criu::log::first_error_explained(&criu_log);
             request.refused(told.or_else(|| last_error(&files.runc_log())).unwrap_or(reason))
         })?;
+        // Only now that CRIU is gone: it was in the same cgroup.
+        let limited = self.processes.cgroup(config)?.limit_processes(config.confinement.pids_limit);
+        limited.map_err(|source| io_error(&config.name, "limit its processes".into(), source))?;
         self.take_sessions(request, state.pid).await?;
         Ok(state)
     }

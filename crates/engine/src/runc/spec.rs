@@ -48,7 +48,8 @@ const CPU_PERIOD_US: u64 = 100_000;
 
 /// The `config.json` of a container. `criu_config` is a file with options for CRIU at a restore;
 /// `provided` are the mounts that the engine itself adds, and `hooks` are commands for a new container,
-/// as that which covers [`MASKED_FILES`].
+/// as that which covers [`MASKED_FILES`]. A restore has no limit of processes: CRIU is in the container's cgroup, which may
+/// have reached its limit; see [`super::restore`].
 pub(crate) fn config_json(
     config: &ContainerConfig,
     provided: &[Mount],
@@ -76,7 +77,7 @@ pub(crate) fn config_json(
                 { "type": "mount" },
                 { "type": "network", "path": config.network_namespace },
             ],
-            "resources": resources(config),
+            "resources": resources(config, criu_config.is_none()),
             "readonlyPaths": READ_ONLY_PATHS,
         },
     });
@@ -204,11 +205,12 @@ fn mounts(config: &ContainerConfig, provided: &[Mount]) -> Vec<Value> {
     mounts
 }
 
-fn resources(config: &ContainerConfig) -> Value {
+fn resources(config: &ContainerConfig, limits_processes: bool) -> Value {
     let mut resources = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
     // Where this machine cannot limit processes, a service that asked for no certain limit runs all the same.
     let limit = config.confinement.pids_limit;
     if limit != 0
+        && limits_processes
         && (limit != crate::confinement::PIDS_LIMIT || crate::processes::cgroup::is_available("pids"))
     {
         resources["pids"] = json!({ "limit": config.confinement.pids_limit });
@@ -352,10 +354,13 @@ mod tests {
             read_only: true,
             ulimits: vec![Ulimit { name: "core".into(), soft: 0, hard: u64::MAX }],
         };
-        let json = config_json(&ContainerConfig { confinement, ..config() });
+        let config_of_it = ContainerConfig { confinement, ..config() };
+        let json = config_json(&config_of_it);
         assert_eq!(json["process"]["capabilities"]["bounding"], json!(["CAP_KILL"]));
         assert_eq!(json["process"]["noNewPrivileges"], true);
         assert_eq!(json["linux"]["resources"]["pids"]["limit"], 7);
+        let restored = super::config_json(&config_of_it, &[], &[], Some(Path::new("/c"))).unwrap();
+        assert_eq!(restored["linux"]["resources"]["pids"], Value::Null);
         assert_eq!(json["root"]["readonly"], true);
         let limits = json["process"]["rlimits"].as_array().unwrap();
         assert_eq!(limits[0], json!({ "type": "RLIMIT_CORE", "soft": 0, "hard": u64::MAX }));

@@ -156,6 +156,11 @@ async fn examine(
     reasons.extend(machine_objections(local, &service, open));
     reasons
         .extend(open.needs.iter().flat_map(|needs| needs.objections(std::path::Path::new("/"), &local.node)));
+    // Its engine chooses the cgroup of another's container when it makes it.
+    if let Some(needs) = open.needs.as_ref().filter(|_| service.kept.is_none()) {
+        let cgroup = local.config(&service).cgroup;
+        reasons.extend(needs.lacks_tasks(Path::new("/"), &cgroup, &local.node));
+    }
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
         let ours = local.network.terms();
         reasons.extend(ours.objections(&local.node, theirs, from));
