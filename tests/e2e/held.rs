@@ -82,7 +82,8 @@ fn a_file_that_got_its_name_where_files_do_not_go_along_is_refused_with_its_plac
     let mut holder = Holder::up("named-outside", allow_all, outside);
     holder.told("named /bound");
     let reason = Attempt::begin(&holder.bed, NAME, "a", "b", &[]).aborted();
-    for words in ["/bound/#", "its other name does not move with the service", "its log is "] {
+    for words in ["/bound/#", "which has no other name that moves with the service", "when it has closed it"]
+    {
         assert!(reason.contains(words), "no {words:?} in {reason}");
     }
     holder.told("use");

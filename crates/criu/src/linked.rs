@@ -37,7 +37,7 @@ pub(crate) const NOTE: &str = "linked-files.img";
 const PREFIX: &str = "link_remap.";
 
 /// Device and inode.
-type Identity = (u64, u64);
+pub(crate) type Identity = (u64, u64);
 
 /// The files of a service that are open under deleted names and have others.
 #[derive(Debug, Default)]
@@ -47,37 +47,38 @@ pub(crate) struct Linked {
     files: Vec<(Vec<u8>, Vec<u8>, Identity)>,
     /// Whether CRIU may make its names.
     pub(crate) can_be_dumped: bool,
+    /// The places among the open files of those that have no other name which goes along.
+    pub(crate) nameless: Vec<usize>,
 }
 
 impl Linked {
     /// Looks for them. If one has no other name that goes along, CRIU is to make none of its names, and says so.
     pub(crate) fn find(open: &[OpenFile], places: &Places) -> Self {
         let mut found = Self { places: places.clone(), ..Self::default() };
-        let mut gone: HashMap<&[u8], Identity> = HashMap::new();
+        let mut gone: HashMap<&[u8], (Identity, Vec<usize>)> = HashMap::new();
         let mut is_in_tmpfs = false;
-        for file in open {
+        for (at, file) in open.iter().enumerate() {
             let (Some(name), Ok(status)) = (file.deleted(), fs::metadata(file.entry("fd"))) else { continue };
             if !status.is_file() || status.nlink() == 0 {
                 continue;
             }
             let name = name.strip_prefix(b"/").unwrap_or(name);
-            let Ok(of_place) = statfs(places.of(Path::new(OsStr::from_bytes(name))).0) else { return found };
-            match statfs(&file.entry("fd")) {
-                Ok(system) if system.filesystem_id() == of_place.filesystem_id() => {
+            let of_place = statfs(places.of(Path::new(OsStr::from_bytes(name))).0);
+            match (statfs(&file.entry("fd")), of_place) {
+                (Ok(system), Ok(of_place)) if system.filesystem_id() == of_place.filesystem_id() => {
                     let identity = (status.dev(), status.ino());
+                    let (first, all) = gone.entry(name).or_insert_with(|| (identity, Vec::new()));
                     // Two files of one name: images tell names only.
-                    if gone.insert(name, identity).is_some_and(|other| other != identity) {
-                        return found;
-                    }
+                    if *first == identity { all.push(at) } else { found.nameless.push(at) }
                 }
-                Ok(system) if system.filesystem_type() == TMPFS_MAGIC => is_in_tmpfs = true,
+                (Ok(system), Ok(_)) if system.filesystem_type() == TMPFS_MAGIC => is_in_tmpfs = true,
                 // A directory of the node: what is linked there is there for all.
-                _ => return found,
+                _ => found.nameless.push(at),
             }
         }
         if !gone.is_empty() {
             let mut others: HashMap<Identity, Option<Vec<u8>>> =
-                gone.values().map(|identity| (*identity, None)).collect();
+                gone.values().map(|(identity, _)| (*identity, None)).collect();
             let mut missing = others.len();
             for (inside, directory) in places.all() {
                 walk(directory, |path, status| {
@@ -88,23 +89,26 @@ impl Linked {
                     if missing == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 });
             }
-            if missing > 0 {
-                return found;
+            for (name, (identity, all)) in gone {
+                match others.get(&identity) {
+                    Some(Some(other)) => found.files.push((name.to_vec(), other.clone(), identity)),
+                    _ => found.nameless.extend(all),
+                }
             }
-            found.files = gone
-                .into_iter()
-                .filter_map(|(name, identity)| {
-                    Some((name.to_vec(), others.get(&identity)?.clone()?, identity))
-                })
-                .collect();
         }
-        found.can_be_dumped = is_in_tmpfs || !found.files.is_empty();
+        // Else CRIU would give them names that nobody makes at the destination.
+        found.can_be_dumped = found.nameless.is_empty() && (is_in_tmpfs || !found.files.is_empty());
         found
+    }
+
+    /// Whether it has another name.
+    pub(crate) fn has(&self, identity: Identity) -> bool {
+        self.files.iter().any(|(.., of)| *of == identity)
     }
 
     /// Writes the note.
     pub(crate) fn note(&self, images: &Path) -> io::Result<()> {
-        if self.files.is_empty() {
+        if self.files.is_empty() || !self.can_be_dumped {
             return Ok(());
         }
         let names = self.files.iter().flat_map(|(gone, other, _)| [gone, other]);
@@ -241,6 +245,7 @@ mod tests {
         fs::remove_file(root.join("gone")).unwrap();
         let linked = Linked::find(&open_below(&root), &Places::new(&root, &[]));
         assert!(!linked.can_be_dumped && linked.files.is_empty());
+        assert_eq!(linked.nameless, [0]);
         drop(file);
         // And nothing is to be done without any.
         assert!(!Linked::find(&[], &Places::new(&root, &[])).can_be_dumped);

@@ -5,6 +5,7 @@
 //! - [`tasks`]: processes in a state that cannot be restored.
 //! - [`files`], [`devices`], [`sockets`], [`epoll`], [`terminals`]: what they have open.
 //! - [`mappings`]: what they have mapped.
+//! - [`nameless`]: files that a restore would find by no name.
 //! - [`memory`]: what they have reserved, where CRIU is not godwit's, and what a destination cannot restore of it.
 //! - [`unix`]: connections that have not been accepted yet, or that go out of the container.
 //!
@@ -17,6 +18,7 @@ mod epoll;
 mod files;
 mod mappings;
 mod memory;
+mod nameless;
 mod sockets;
 mod tasks;
 mod terminals;
@@ -31,6 +33,8 @@ pub use memory::{Restores, most_at_once, not_restored};
 pub use unix::UnixSockets;
 
 use tasks::Task;
+
+use crate::Places;
 
 /// Something that CRIU cannot dump. Equal to another when it is the same thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +75,8 @@ pub struct Subject<'a> {
     pub processes: &'a [u32],
     /// The unix sockets of its network namespace, where they can be asked for.
     pub unix: Option<&'a UnixSockets>,
+    /// Where its files are, where that is known.
+    pub places: Option<&'a Places>,
     /// Whether CRIU looks at the memory in a lazy dump: not [`Criu::lazy_external`](crate::Criu::lazy_external).
     pub looks_at_memory: bool,
 }
@@ -90,6 +96,10 @@ impl Subject<'_> {
         }
         found.extend(seen.epolls.obstacles(&tasks));
         found.extend(seen.terminals.obstacles(&tasks));
+        found.extend(nameless::elsewhere(self.proc, &tasks, &seen.files));
+        if let Some(places) = self.places {
+            found.extend(nameless::obstacles(self.proc, &tasks, self.main, places, &seen.files));
+        }
         if let Some(main) = tasks.iter().find(|task| task.pid == self.main) {
             found.extend(files::message_queue(self.proc, main, &found));
         }

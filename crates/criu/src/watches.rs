@@ -5,7 +5,7 @@
 //! puts the name that it finds into the image; a restore watches that name. So the files are looked for
 //! here, and CRIU is told of these alone. A file without a name is not found: then the dump fails.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStringExt;
@@ -21,13 +21,50 @@ pub(crate) fn names(open: &[OpenFile], places: &Places) -> Vec<String> {
     places.all().flat_map(|(inside, directory)| names_in(open, directory, inside)).collect()
 }
 
+/// The places among these open files of those that watch, in the file systems of these directories, what has no name there.
+pub(crate) fn nameless<'a>(open: &[OpenFile], directories: impl Iterator<Item = &'a Path>) -> Vec<usize> {
+    let watching: Vec<_> = open.iter().enumerate().filter(|(_, file)| file.watches()).collect();
+    if watching.is_empty() {
+        return Vec::new();
+    }
+    // What is of one device may be in any of its directories.
+    let mut of_devices: BTreeMap<u64, Vec<&Path>> = BTreeMap::new();
+    for directory in directories {
+        if let Some(device) = device_of(directory) {
+            of_devices.entry(device).or_default().push(directory);
+        }
+    }
+    let mut nameless = BTreeSet::new();
+    for (device, roots) in of_devices {
+        let of_each = watching.iter().map(|(at, file)| (*at, watched(file, device)));
+        let of_each: Vec<_> = of_each.filter(|(_, inodes)| !inodes.is_empty()).collect();
+        let mut wanted: HashSet<u64> = of_each.iter().flat_map(|(_, inodes)| inodes).copied().collect();
+        for root in roots.into_iter().take_while(|_| !of_each.is_empty()) {
+            walk(root, |path, found| {
+                // CRIU's option takes text.
+                if path.to_str().is_some() {
+                    wanted.remove(&found.ino());
+                }
+                if wanted.is_empty() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+        }
+        let lacks = |inodes: &[u64]| inodes.iter().any(|inode| wanted.contains(inode));
+        nameless.extend(of_each.into_iter().filter(|(_, inodes)| lacks(inodes)).map(|(at, _)| at));
+    }
+    nameless.into_iter().collect()
+}
+
+/// The device of a directory as the kernel writes it: 12 bits and 20 bits.
+fn device_of(directory: &Path) -> Option<u64> {
+    let device = fs::metadata(directory).ok()?.dev();
+    Some((u64::from(libc::major(device)) << 20) | u64::from(libc::minor(device)))
+}
+
 /// Those in a directory, which has this name inside.
 fn names_in(open: &[OpenFile], root: &Path, inside: &Path) -> Vec<String> {
-    let Ok(device) = fs::metadata(root).map(|found| found.dev()) else { return Vec::new() };
-    // As the kernel writes it: 12 bits and 20 bits.
-    let kernel_device = (u64::from(libc::major(device)) << 20) | u64::from(libc::minor(device));
+    let Some(device) = device_of(root) else { return Vec::new() };
     let watching = open.iter().filter(|file| file.watches());
-    let mut wanted: HashSet<u64> = watching.flat_map(|file| watched(file, kernel_device)).collect();
+    let mut wanted: HashSet<u64> = watching.flat_map(|file| watched(file, device)).collect();
     let mut names = Vec::new();
     if wanted.is_empty() {
         return names;
@@ -89,6 +126,18 @@ mod tests {
         let mut names = names(&open_files::of(&[std::process::id()]), &Places::new(root.path(), &[]));
         names.sort();
         assert_eq!(names, ["/after", "/deep/below"]);
+        let open = open_files::of(&[std::process::id()]);
+        assert_eq!(nameless(&open, [root.path()].into_iter()), []);
+        let both = [at("other-directory"), root.path().to_owned()];
+        fs::create_dir(&both[0]).unwrap();
+        assert_eq!(nameless(&open, both.iter().map(std::path::PathBuf::as_path)), []);
+        // What is open is watched on when it has lost its name.
+        let kept = fs::File::open(at("after")).unwrap();
+        fs::remove_file(at("after")).unwrap();
+        let number = inotify.as_raw_fd().to_string();
+        let place = open.iter().position(|file| file.number == *number).unwrap();
+        assert_eq!(nameless(&open, [root.path()].into_iter()), [place]);
+        drop(kept);
     }
 
     #[test]

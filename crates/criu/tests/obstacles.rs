@@ -285,6 +285,7 @@ impl Subject {
             main,
             processes: &processes,
             unix: Some(&sockets),
+            places: None,
             looks_at_memory: self.by_stock,
         }
         .check()

@@ -46,12 +46,13 @@ pub(super) enum Named {
     AnyTerminal,
     /// A pseudo terminal by its own name.
     Terminal,
-    Other,
+    /// None where it cannot be looked at.
+    Other(Option<Found>),
 }
 
 /// What is open by this path in `/proc/PID/fd`, whose link tells its name.
 pub(super) fn named(path: &Path, link: &str) -> Named {
-    let Some(found) = stat(path) else { return Named::Other };
+    let Some(found) = stat(path) else { return Named::Other(None) };
     let name = shown(link.trim_end_matches(" (deleted)"));
     let bad = if let Some(number) = found.device {
         match number {
@@ -70,24 +71,29 @@ pub(super) fn named(path: &Path, link: &str) -> Named {
         let is_large_ghost = found.is_file && found.links == 0 && bytes > GHOST_LIMIT_BYTES.into();
         is_large_ghost.then(|| (format!("the deleted file {name} of {} MiB", bytes >> 20), GHOST))
     };
-    bad.map_or(Named::Other, Named::Bad)
+    bad.map_or(Named::Other(Some(found)), Named::Bad)
 }
 
 /// What counts of an open file.
-struct Found {
-    is_file: bool,
+#[derive(Debug, Clone)]
+pub(super) struct Found {
+    pub(super) is_file: bool,
     is_block: bool,
     is_fifo: bool,
     is_socket: bool,
     device: Option<(u32, u32)>,
-    links: u32,
+    pub(super) links: u32,
     blocks: u64,
+    /// Device and inode.
+    pub(super) identity: (u64, u64),
+    /// The number of the mount on which it was opened, from Linux 5.8 on.
+    pub(super) mount: Option<u64>,
 }
 
 /// Looks at a file without asking the server of its filesystem, which may be frozen.
-fn stat(path: &Path) -> Option<Found> {
+pub(super) fn stat(path: &Path) -> Option<Found> {
     let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
-    let fields = rustix::fs::StatxFlags::BASIC_STATS;
+    let fields = rustix::fs::StatxFlags::BASIC_STATS | rustix::fs::StatxFlags::MNT_ID;
     let found = rustix::fs::statx(rustix::fs::CWD, path, flags, fields).ok()?;
     let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
     Some(Found {
@@ -99,6 +105,10 @@ fn stat(path: &Path) -> Option<Found> {
             .then_some((found.stx_rdev_major, found.stx_rdev_minor)),
         links: found.stx_nlink,
         blocks: found.stx_blocks,
+        identity: (rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino),
+        mount: rustix::fs::StatxFlags::from_bits_retain(found.stx_mask)
+            .contains(rustix::fs::StatxFlags::MNT_ID)
+            .then_some(found.stx_mnt_id),
     })
 }
 

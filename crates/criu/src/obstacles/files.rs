@@ -10,6 +10,7 @@ use super::Obstacle;
 use super::devices::{self, Named};
 use super::epoll::{Epolls, Open};
 use super::mappings;
+use super::nameless::Files;
 use super::sockets::{Socket, Sockets};
 use super::tasks::{self, Task};
 use super::terminals::Terminals;
@@ -62,6 +63,7 @@ pub(super) struct Seen {
     pub(super) unix: HashMap<u64, usize>,
     pub(super) epolls: Epolls,
     pub(super) terminals: Terminals,
+    pub(super) files: Files,
 }
 
 /// What stands in the way among the open files and mappings of one of these processes. What concerns others, too, is put
@@ -120,7 +122,13 @@ pub(super) fn obstacles(
                     seen.terminals.named(task.session);
                     None
                 }
-                Named::Other => of_kernel(&path, &link),
+                Named::Other(found) => {
+                    let bad = of_kernel(&path, &link);
+                    if bad.is_none() {
+                        seen.files.open(place, number, &link, found);
+                    }
+                    bad
+                }
             }
         } else {
             None
@@ -131,6 +139,7 @@ pub(super) fn obstacles(
     }
     seen.epolls.add(place, &directory, &epolls, &open);
     mappings::obstacles(&directory, task, &mut found);
+    seen.files.mapped(place, &directory);
     found
 }
 
@@ -213,7 +222,7 @@ pub(super) fn is_secret_memory(path: &Path) -> bool {
 }
 
 /// The type of the file system that a file is on.
-fn filesystem(path: &Path) -> Option<i64> {
+pub(super) fn filesystem(path: &Path) -> Option<i64> {
     let found = nix::sys::statfs::statfs(path).ok()?;
     // The type has another width on each machine.
     #[allow(clippy::unnecessary_cast)]

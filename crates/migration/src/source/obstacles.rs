@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_criu::CriuError;
 use godwit_criu::obstacles::{self, Obstacle, Restores, Subject, UnixSockets};
-use godwit_engine::{ContainerConfig, ContainerStatus};
+use godwit_criu::{CriuError, Places};
+use godwit_engine::{ContainerConfig, ContainerStatus, EngineError};
 
 use super::{Source, SourceError};
 use crate::message::Accepted;
@@ -157,10 +157,21 @@ impl Source {
         unix: Option<Arc<UnixSockets>>,
     ) -> Result<Vec<Obstacle>, SourceError> {
         let looks_at_memory = !self.local.criu.lazy_external().await?;
+        // As CRIU is told them.
+        let places = match self.local.engine.dump_target(config).await {
+            Ok(target) => {
+                let target = self.with_copies(target)?;
+                Some(Places::new(&target.root, &target.volumes))
+            }
+            // A command that has just begun, as of a health check, ends by itself.
+            Err(EngineError::Occupied { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
         let processes = self.local.engine.processes(config).await?;
         let check = move || {
             let proc = Path::new("/proc");
-            Subject { proc, main, processes: &processes, unix: unix.as_deref(), looks_at_memory }.check()
+            let (processes, unix, places) = (&processes, unix.as_deref(), places.as_ref());
+            Subject { proc, main, processes, unix, places, looks_at_memory }.check()
         };
         Ok(tokio::task::spawn_blocking(check).await?)
     }
