@@ -40,7 +40,7 @@ mod terminal;
 pub mod values;
 mod verbs;
 
-use std::{env, ffi::OsString, process::ExitCode};
+use std::{env, ffi::OsString, path::Path, process::ExitCode};
 
 use clap::CommandFactory as _;
 
@@ -62,6 +62,14 @@ pub fn godwit() -> ExitCode {
         }
         Err(code) => code,
     }
+}
+
+/// Writes what an archive has to a path, as `godwit cp` does: for its fuzz target.
+///
+/// # Errors
+/// The archive, or what is there.
+pub fn unpack(archive: &[u8], to: &Path, contents: bool, keep_owners: bool) -> anyhow::Result<()> {
+    verbs::cp::unpack::unpack(archive, to, contents, keep_owners)
 }
 
 /// The clap definition of `godwit`, in which the verbs of `godwit-lab` have no flags of their own.

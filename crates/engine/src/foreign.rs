@@ -14,7 +14,7 @@
 //! or ID.
 
 mod adopts;
-pub(crate) mod archive;
+pub mod archive;
 pub(crate) mod bound;
 mod commands;
 pub(crate) mod environment;

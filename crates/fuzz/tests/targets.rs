@@ -46,9 +46,12 @@ macro_rules! tests {
 
 tests! {
     checkpoint,
+    copied_in,
+    copied_out,
     criu_images,
     docker,
     frames,
+    image_archive,
     images,
     isa_state,
     join_messages,
@@ -76,6 +79,12 @@ fn no_target_is_left_out() {
 #[path = "../../../fuzz/fuzz_targets/checkpoint.rs"]
 mod checkpoint;
 #[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/copied_in.rs"]
+mod copied_in;
+#[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/copied_out.rs"]
+mod copied_out;
+#[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/criu_images.rs"]
 mod criu_images;
 #[allow(unused_attributes)]
@@ -84,6 +93,9 @@ mod docker;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/frames.rs"]
 mod frames;
+#[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/image_archive.rs"]
+mod image_archive;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/images.rs"]
 mod images;

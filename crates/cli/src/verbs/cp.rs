@@ -2,7 +2,7 @@
 
 mod pack;
 mod pieces;
-mod unpack;
+pub(crate) mod unpack;
 
 use std::{io, path::PathBuf, process::ExitCode};
 

@@ -133,7 +133,10 @@ fn index(text: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Writes an archive of the image with this ID and nothing else, without names.
-pub(crate) fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> {
+///
+/// # Errors
+/// What is read is no archive of that image alone, or one of the two cannot be read or written.
+pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> {
     let id = id.strip_prefix("sha256:").unwrap_or(id);
     let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
     let mut lists = [false; 2];

@@ -31,7 +31,7 @@ pub(super) fn write_out(mut archive: Incoming) -> anyhow::Result<()> {
 
 /// Writes what an archive has to a path: into the directory that is there; else the only name at the archive's top becomes
 /// the path's. With `contents` the path is a directory, which is made where it is not there.
-pub(super) fn unpack(archive: impl Read, to: &Path, contents: bool, keep_owners: bool) -> anyhow::Result<()> {
+pub(crate) fn unpack(archive: impl Read, to: &Path, contents: bool, keep_owners: bool) -> anyhow::Result<()> {
     let mut archive = tar::Archive::new(archive);
     let mut destination: Option<Destination> = None;
     for entry in archive.entries()? {

@@ -1,0 +1,119 @@
+//! The archive of an image that another node's engine has saved: what is passed on to the engine here is that image alone, in
+//! an archive that can be read, without a name.
+#![no_main]
+
+use std::io::Read;
+
+use ::tar::{Archive, EntryType};
+use arbitrary::Arbitrary;
+use godwit_engine::foreign::archive::nameless;
+use godwit_fuzz::{json, tar};
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Value, json};
+
+/// Bytes at the end of a tar stream.
+const END: usize = 1024;
+
+#[derive(Debug, Arbitrary)]
+struct Input<'a> {
+    /// Of the two lists.
+    lists: json::Input<'a>,
+    /// Files with names that an image has.
+    files: Vec<(u8, &'a [u8])>,
+    /// Whether the lists come twice.
+    twice: bool,
+    members: Vec<tar::Member<'a>>,
+    /// Bytes of the stream that are replaced in the end.
+    edits: Vec<(u16, u8)>,
+    cut: Option<u16>,
+}
+
+fn id() -> String {
+    "0a".repeat(32)
+}
+
+fn name(number: u8) -> String {
+    let (id, layer) = (id(), "0b".repeat(32));
+    match number % 6 {
+        0 => format!("{id}.json"),
+        1 => format!("{layer}.tar"),
+        2 => format!("{layer}/layer.tar"),
+        3 => format!("{layer}/VERSION"),
+        4 => format!("blobs/sha256/{layer}"),
+        _ => "oci-layout".to_owned(),
+    }
+}
+
+/// Docker's list and the one of the OCI, as an engine writes them.
+fn usual() -> Value {
+    json!([
+        [{ "Config": format!("{}.json", id()), "RepoTags": ["debian:latest"], "Layers": [name(2)] }],
+        {
+            "schemaVersion": 2,
+            "manifests": [{
+                "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": format!("sha256:{}", id()), "size": 7,
+                "annotations": { "org.opencontainers.image.ref.name": "debian:latest" },
+            }],
+        },
+    ])
+}
+
+fuzz_target!(|input: Input<'_>| {
+    let mut lists = usual();
+    input.lists.change(&mut lists);
+    let text = |list: usize| lists[list].to_string().into_bytes();
+    let mut files: Vec<_> =
+        input.files.iter().map(|(number, content)| (name(*number), content.to_vec())).collect();
+    for _ in 0..=u8::from(input.twice) {
+        files.extend([("manifest.json".to_owned(), text(0)), ("index.json".to_owned(), text(1))]);
+    }
+    let mut stream = tar::of_files(&files);
+    stream.truncate(stream.len() - END);
+    stream.extend(tar::stream(&input.members));
+    for (at, byte) in &input.edits {
+        let at = usize::from(*at) % stream.len();
+        stream[at] = *byte;
+    }
+    stream.truncate(input.cut.map_or(stream.len(), usize::from));
+    let mut passed = Vec::new();
+    if nameless(stream.as_slice(), &mut passed, &id()).is_err() {
+        return;
+    }
+    let mut lists = [0; 2];
+    for entry in Archive::new(passed.as_slice()).entries().expect("an archive") {
+        let mut entry = entry.expect("a member");
+        let path = entry.path().expect("a path").to_str().expect("text").to_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).expect("its content");
+        assert!(!path.starts_with('/') && !path.split('/').any(|part| part == ".."), "{path}");
+        match entry.header().entry_type() {
+            EntryType::Regular | EntryType::Directory => {}
+            EntryType::Symlink => {
+                let link = entry.link_name().expect("a link").expect("a target");
+                let inside = link.to_str().and_then(|link| link.strip_prefix("../"));
+                assert!(inside.is_some_and(|link| !link.contains("..")), "{path} -> {}", link.display());
+            }
+            other => panic!("{path} is {other:?}"),
+        }
+        assert_ne!(path, "repositories");
+        let (list, of_one) = match path.as_str() {
+            "manifest.json" => (0, "Config"),
+            "index.json" => (1, "digest"),
+            _ => continue,
+        };
+        lists[list] += 1;
+        let told: Value = serde_json::from_slice(&content).expect("a list");
+        let images = if list == 0 { &told } else { &told["manifests"] };
+        let [image] = images.as_array().expect("images").as_slice() else { panic!("not one: {told}") };
+        assert!(image[of_one].is_string() && image["RepoTags"].is_null(), "{told}");
+        assert!(image.get("annotations").is_none() && told.get("annotations").is_none(), "{told}");
+        // Of keys that differ by case alone an engine takes the last.
+        let keys: Vec<_> =
+            image.as_object().expect("an image").keys().map(|key| key.to_lowercase()).collect();
+        assert!(keys.iter().all(|key| keys.iter().filter(|other| *other == key).count() == 1), "{told}");
+        if list == 0 {
+            assert!(image["Config"].as_str().is_some_and(|config| config.contains(&id())), "{told}");
+        }
+    }
+    assert!(lists.iter().all(|count| *count <= 1), "{lists:?}");
+});
