@@ -3,6 +3,7 @@
 //! The engine keeps the container and its files. godwit notes what it has to know of it, and gives it an address that moves
 //! with it: an interface in the network namespace that the engine has made.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,9 +24,7 @@ use crate::status::{internal, invalid};
 /// Takes a container into godwit's care.
 pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result<api::Service, Status> {
     let asked_for = request.container.clone();
-    let named =
-        asked_for.split_once(':').and_then(|(engine, container)| Some((Keeper::named(engine)?, container)));
-    let Some((keeper, container)) = named.filter(|(_, container)| !container.is_empty()) else {
+    let Some((keeper, container)) = of_engine(&asked_for) else {
         return Err(Status::invalid_argument(format!(
             "{asked_for:?} is not a container of another engine; give podman: or docker:, and its name or ID"
         )));
@@ -37,12 +36,10 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
         name => name.to_owned(),
     };
     let asked = convert::service_name(&asked)?;
-    let stays = |said: &str| matches!(OnMove::named(said), Some(OnMove::Skip | OnMove::Shared));
-    let stay = request.mounts.iter().filter(|(_, said)| stays(said));
-    let stay = stay.map(|(target, _)| PathBuf::from(target)).collect();
+    let stay = staying(&request.mounts);
     let found = engine.find(&asked, container, request.leave_networks, &stay).await.map_err(refused)?;
     if request.publish.is_empty() && request.leave_networks {
-        request.publish = found.ports.iter().map(published).collect::<Result<_, _>>()?;
+        request.publish = published(&found)?;
     }
     let ports = convert::ports(&request.publish)?;
     let name = match request.name.as_str() {
@@ -51,26 +48,13 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
     };
     // Two must not find the same container free.
     let _alone = node.adopting.lock().await;
-    let others = node.state.services().map_err(internal)?;
-    let same = |other: &Service| {
-        let Some(kept) = other.kept.as_ref().filter(|kept| kept.keeper == keeper) else { return false };
-        let here = engine.id_here(&node.local().config(other)).ok().flatten();
-        here.unwrap_or_else(|| kept.id.clone()) == found.kept.id
-    };
-    if let Some(other) = others.iter().find(|other| same(&other.service)) {
+    if let Some(other) = in_care(node, keeper, &found.kept.id)? {
         return Err(Status::already_exists(format!(
             "container {container} is in godwit's care already, as service {}",
-            other.service.name
+            other.name
         )));
     }
-    let like = RunRequest {
-        name: name.to_string(),
-        address: request.address.clone(),
-        networks: request.networks.clone(),
-        publish: request.publish.clone(),
-        ..RunRequest::default()
-    };
-    let (network, addresses, _occupied) = reserve(node, &name, &like, ports).await?;
+    let (network, addresses, _occupied) = reserve(node, &name, &like(&name, &request), ports).await?;
     if network != Attachment::Overlay {
         return Err(Status::invalid_argument(
             "a container that is adopted stays in the network namespace that its engine has made; leave out ns:",
@@ -96,10 +80,48 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
     show(node, owned(node, &service.name)?).await
 }
 
+/// An engine of others and a container of its, as users name them.
+pub(crate) fn of_engine(text: &str) -> Option<(Keeper, &str)> {
+    let (engine, container) = text.split_once(':')?;
+    Keeper::named(engine).map(|keeper| (keeper, container)).filter(|(_, container)| !container.is_empty())
+}
+
+/// The places of what does not go with a container.
+pub(crate) fn staying(mounts: &HashMap<String, String>) -> BTreeSet<PathBuf> {
+    let stays = |said: &str| matches!(OnMove::named(said), Some(OnMove::Skip | OnMove::Shared));
+    let stay = mounts.iter().filter(|(_, said)| stays(said));
+    stay.map(|(target, _)| PathBuf::from(target)).collect()
+}
+
+/// The service of this node that is the container with this ID, if there is one.
+pub(crate) fn in_care(node: &Node, keeper: Keeper, id: &str) -> Result<Option<Service>, Status> {
+    let engine = node.engines().adopts(keeper);
+    let same = |other: &Service| {
+        let Some(kept) = other.kept.as_ref().filter(|kept| kept.keeper == keeper) else { return false };
+        let here = engine.id_here(&node.local().config(other)).ok().flatten();
+        here.unwrap_or_else(|| kept.id.clone()) == id
+    };
+    let others = node.state.services().map_err(internal)?;
+    Ok(others.into_iter().map(|other| other.service).find(same))
+}
+
+/// What is to be reserved for it, as for a service that godwit makes.
+pub(crate) fn like(name: &ServiceName, request: &AdoptRequest) -> RunRequest {
+    RunRequest {
+        name: name.to_string(),
+        address: request.address.clone(),
+        networks: request.networks.clone(),
+        publish: request.publish.clone(),
+        ..RunRequest::default()
+    }
+}
+
 /// What the engine says is for the user; what fails besides is not.
 pub(crate) fn refused(error: EngineError) -> Status {
     match error {
-        EngineError::Keeper { .. } => Status::failed_precondition(error_chain(&error)),
+        EngineError::Keeper { .. } | EngineError::Unfit { .. } => {
+            Status::failed_precondition(error_chain(&error))
+        }
         other => internal(other),
     }
 }
@@ -202,6 +224,20 @@ pub(crate) fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Re
 
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {
     let (local, engine) = (node.local(), node.keeper(&found.kept));
+    note(node, service, found).await?;
+    engine.leave_networks(&local.config(service), &found.networks).await.map_err(refused)?;
+    let network = &local.network;
+    network.join(service, found.pid).await.map_err(internal)?;
+    network.plug(service).await.map_err(internal)?;
+    network.open(service).await.map_err(internal)?;
+    failpoint::point("service.adopted").await;
+    node.state.put_service(service).map_err(internal)
+}
+
+/// Notes what is to be known of a container that is no service yet. Until it is one, clearing the service removes the note and
+/// nothing else; so does the next life of godwitd.
+pub(crate) async fn note(node: &Node, service: &Service, found: &Found) -> Result<(), Status> {
+    let (local, engine) = (node.local(), node.keeper(&found.kept));
     engine.disown(&local.config(service)).map_err(internal)?;
     // What an earlier service has left under the name must not mix with it.
     local.make_room(service).await.map_err(internal)?;
@@ -214,13 +250,7 @@ async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), 
             service.name
         )));
     }
-    engine.leave_networks(&local.config(service), &found.networks).await.map_err(refused)?;
-    let network = &local.network;
-    network.join(service, found.pid).await.map_err(internal)?;
-    network.plug(service).await.map_err(internal)?;
-    network.open(service).await.map_err(internal)?;
-    failpoint::point("service.adopted").await;
-    node.state.put_service(service).map_err(internal)
+    Ok(())
 }
 
 /// The container stays what it was.
@@ -230,8 +260,13 @@ async fn give_back(node: &Node, service: &Service) -> Result<(), LocalError> {
     node.local().clear(service).await
 }
 
+/// A container's ports as godwit publishes them.
+pub(crate) fn published(found: &Found) -> Result<Vec<api::PublishedPort>, Status> {
+    found.ports.iter().map(published_port).collect()
+}
+
 /// A port as godwit publishes it: on all addresses of a node, and no wider than the engine did.
-fn published(port: &Port) -> Result<api::PublishedPort, Status> {
+fn published_port(port: &Port) -> Result<api::PublishedPort, Status> {
     let Port { address, node, container, protocol } = port;
     if !address.is_empty() {
         return Err(Status::failed_precondition(format!(

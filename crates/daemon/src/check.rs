@@ -7,9 +7,10 @@ use godwit_api::v1 as api;
 use godwit_criu::obstacles::Obstacle;
 use godwit_migration::needs::version;
 use godwit_migration::source::{Findings, Forecast};
-use godwit_migration::{Progress, Source, error_chain};
+use godwit_migration::{Options, Progress, Service, Source, error_chain};
 use godwit_names::ServiceName;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::convert;
@@ -51,7 +52,7 @@ pub(crate) async fn anywhere(
 }
 
 /// The move that it is about.
-fn asked(request: &api::CheckMoveRequest) -> Result<&api::MigrateRequest, Status> {
+pub(crate) fn asked(request: &api::CheckMoveRequest) -> Result<&api::MigrateRequest, Status> {
     request.r#move.as_ref().ok_or_else(|| Status::invalid_argument("the request names no service"))
 }
 
@@ -60,7 +61,14 @@ pub(crate) async fn here(
     node: &Arc<Node>,
     request: &api::CheckMoveRequest,
 ) -> Result<api::CheckMoveResponse, Status> {
-    let request = asked(request)?;
+    of_service(node, asked(request)?).await
+}
+
+/// The same, of the move that it is about.
+pub(crate) async fn of_service(
+    node: &Arc<Node>,
+    request: &api::MigrateRequest,
+) -> Result<api::CheckMoveResponse, Status> {
     let name: ServiceName = convert::service_name(&request.name)?;
     let options = convert::options(request).map_err(Status::invalid_argument)?;
     node.settle(&name).await;
@@ -68,19 +76,10 @@ pub(crate) async fn here(
     let service = leaving(node, &name, to)?;
     // The service must not move, stop or be asked about twice meanwhile. What is asked for waits for some seconds.
     let occupied = node.reserve_alone(&name).await.ok_or_else(|| occupied(&name))?;
-    let (progress, _) = watch::channel(Progress::default());
     let cancel = node.local().ending.child_token();
     // Whoever asked may leave: then it ends, and with it what holds the service.
     let _leaving = cancel.clone().drop_guard();
-    let source = Source::new(
-        Arc::clone(node.local()),
-        service,
-        ulid::Ulid::new().to_string(),
-        request.to.clone(),
-        options,
-        progress,
-        cancel,
-    );
+    let source = source(node, service, &request.to, options, cancel);
     // In a task of its own, to its end: the tracker must not be left in the service.
     let checking = node.checks.spawn(async move {
         let findings = source.check().await;
@@ -88,12 +87,35 @@ pub(crate) async fn here(
         findings
     });
     let findings = checking.await.map_err(internal)?;
-    let mut findings = findings.map_err(|error| {
+    let findings = findings.map_err(|error| {
         Status::unavailable(format!("service {name} cannot be checked: {}", plain(&error_chain(&error))))
     })?;
+    told_of(node, name.to_string(), &request.to, findings)
+}
+
+/// What checks a service, for a move to that node if one is named.
+pub(crate) fn source(
+    node: &Node,
+    service: Service,
+    to: &str,
+    options: Options,
+    cancel: CancellationToken,
+) -> Source {
+    let (progress, _) = watch::channel(Progress::default());
+    let (local, id) = (Arc::clone(node.local()), ulid::Ulid::new().to_string());
+    Source::new(local, service, id, to.to_owned(), options, progress, cancel)
+}
+
+/// What was found, with that in which the nodes differ.
+pub(crate) fn told_of(
+    node: &Node,
+    name: String,
+    to: &str,
+    mut findings: Findings,
+) -> Result<api::CheckMoveResponse, Status> {
     let nodes = nodes(node).map_err(internal)?;
-    findings.warnings.extend(differences(&nodes, &node.name, &request.to));
-    Ok(response(name.to_string(), node.name.clone(), request.to.clone(), findings))
+    findings.warnings.extend(differences(&nodes, &node.name, to));
+    Ok(response(name, node.name.clone(), to.to_owned(), findings))
 }
 
 /// In what two nodes differ that a service may notice.
@@ -145,7 +167,7 @@ fn obstacle(found: Obstacle) -> api::Obstacle {
 }
 
 /// Somebody else's words, as they do a terminal no harm.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|each| if each.is_control() { '?' } else { each }).take(LONGEST).collect()
 }
 

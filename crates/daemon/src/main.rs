@@ -18,6 +18,7 @@
 //! `godwit_migration::recovery`. How pages move, what CRIU does and how the kernel's tables look is not known here.
 
 mod adopt;
+mod candidate;
 mod capture;
 mod check;
 mod checkpoint;

@@ -26,14 +26,7 @@ pub(crate) type Stream = mpsc::Receiver<Result<MigrationEvent, Status>>;
 pub(crate) fn leaving(node: &Node, name: &ServiceName, to: Option<&str>) -> Result<Service, Status> {
     let owned = crate::services::owned(node, name)?;
     if let Some(to) = to {
-        if to == node.name {
-            return Err(Status::invalid_argument(format!(
-                "service {name} is on node {to} already; name another node (`godwit nodes` lists them)"
-            )));
-        }
-        if node.member_address(to).map_err(internal)?.is_none() {
-            return Err(Status::not_found(format!("there is no node {to}; `godwit nodes` lists all nodes")));
-        }
+        is_another(node, &format!("service {name}"), to)?;
     }
     if owned.exit_code.is_some() {
         return Err(Status::failed_precondition(format!(
@@ -41,6 +34,19 @@ pub(crate) fn leaving(node: &Node, name: &ServiceName, to: Option<&str>) -> Resu
         )));
     }
     Ok(owned.service)
+}
+
+/// Refuses a destination that is this node, where `what` is, or none.
+pub(crate) fn is_another(node: &Node, what: &str, to: &str) -> Result<(), Status> {
+    if to == node.name {
+        return Err(Status::invalid_argument(format!(
+            "{what} is on node {to} already; name another node (`godwit nodes` lists them)"
+        )));
+    }
+    match node.member_address(to).map_err(internal)? {
+        Some(_) => Ok(()),
+        None => Err(Status::not_found(format!("there is no node {to}; `godwit nodes` lists all nodes"))),
+    }
 }
 
 /// Starts a migration of a service of this node. It continues even when the stream is not read.

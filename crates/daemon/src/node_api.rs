@@ -16,7 +16,7 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, capture, check, checkpoint, connections, copy, directory, doctor, exec, images, join, layers,
+    adopt, candidate, capture, checkpoint, connections, copy, directory, doctor, exec, images, join, layers,
     logs, made_by, migrate, network_changes, prepare, removals, restart, restore, stats, update, volumes,
     wait,
 };
@@ -214,7 +214,7 @@ impl NodeApi for NodeService {
         &self,
         request: Request<api::CheckMoveRequest>,
     ) -> Result<Response<api::CheckMoveResponse>, Status> {
-        Ok(Response::new(check::anywhere(&self.0, request.into_inner()).await?))
+        Ok(Response::new(candidate::or_service(&self.0, request.into_inner()).await?))
     }
 
     async fn cancel(

@@ -540,6 +540,16 @@ pub enum EngineError {
         /// What it said, or what speaks against it.
         reason: String,
     },
+    /// Its engine has it, and it cannot come into godwit's care as it is.
+    #[error("{keeper} cannot give godwit container {name}: {}", reasons.join("; "))]
+    Unfit {
+        /// The engine's name.
+        keeper: &'static str,
+        /// Container.
+        name: ServiceName,
+        /// All that speaks against it, as sentences.
+        reasons: Vec<String>,
+    },
     /// Commands from outside run in the container, and would be lost by a dump.
     #[error("container {name} has {commands} further commands running in it; wait until they have ended")]
     Occupied {

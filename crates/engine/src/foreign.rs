@@ -50,8 +50,7 @@ use crate::runc::{NETWORK_KEY, restore};
 use record::{Life, Record};
 use removal::remove;
 
-pub(crate) use adopts::on_networks;
-pub use adopts::{Adopts, Found, Port};
+pub use adopts::{Adopts, Found, Port, on_networks};
 pub(crate) use keeps::{Beside, Care, Inside, Keeps, Look};
 
 /// How long a call of an engine may take that only asks, or changes a record.

@@ -61,6 +61,10 @@ pub trait Attach: Send + Sync {
     fn check_namespace(&self, path: &Path) -> Result<(), NetworkError>;
     /// Its sockets that listen. What the kernel says is the inner result.
     async fn listeners(&self, service: &Service) -> Result<io::Result<Box<dyn Listening>>, NetworkError>;
-    /// Its unix sockets, as well.
-    async fn unix_sockets(&self, service: &Service) -> Result<io::Result<UnixSockets>, NetworkError>;
+    /// Its unix sockets, as well; `main` is its main process.
+    async fn unix_sockets(
+        &self,
+        service: &Service,
+        main: u32,
+    ) -> Result<io::Result<UnixSockets>, NetworkError>;
 }

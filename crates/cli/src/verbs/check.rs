@@ -18,10 +18,16 @@ const WARNED: u8 = 2;
 ///
 /// The service runs on. What it writes is measured for a second, and the link to the node for a part of one. Without
 /// --to no other node is asked, and no time is predicted. The exit code is 0 when it can move, 1 when it cannot, and 2
-/// when it can and there are warnings.
+/// when it can and there are warnings. A container of this node's Podman or Docker is checked before it is adopted, and
+/// stays theirs.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  godwit check web --to b
+  godwit check docker:web --to b && godwit adopt docker:web")]
 pub(crate) struct Args {
-    /// The service
+    /// The service; or a container that is not adopted yet: podman: or docker:, and its name or ID
+    #[arg(value_name = "NAME|ENGINE:CONTAINER")]
     name: String,
     /// The node that it would move to
     #[arg(long, value_name = "NODE")]
@@ -93,9 +99,11 @@ fn verdict(answer: &CheckMoveResponse) -> String {
         "" => format!("leave {source}"),
         to => format!("move from {source} to {to}"),
     };
+    // No service has such a name.
+    let adopted = if name.contains(':') { "be adopted and " } else { "" };
     match can_move(answer) {
-        true => format!("{name} can {way}"),
-        false => format!("{name} cannot {way}:"),
+        true => format!("{name} can {adopted}{way}"),
+        false => format!("{name} cannot {adopted}{way}:"),
     }
 }
 
@@ -148,6 +156,8 @@ mod tests {
         assert_eq!(verdict(&fine), "web can leave a");
         let to_b = CheckMoveResponse { destination: "b".into(), ..refused };
         assert_eq!(verdict(&to_b), "web cannot move from a to b:");
+        let of_engine = CheckMoveResponse { name: "docker:web".into(), ..to_b };
+        assert_eq!(verdict(&of_engine), "docker:web cannot be adopted and move from a to b:");
     }
 
     #[test]

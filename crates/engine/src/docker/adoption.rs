@@ -192,15 +192,7 @@ impl Inspected {
             found.map(|(_, reason)| (*reason).to_owned()).collect()
         };
         let mut found = of(&self.host_config, NOT_YET);
-        let known = json!(HostConfig::default());
-        let is_known = |name: &str| {
-            known.get(name).is_some()
-                || OTHERWISE.contains(&name)
-                || NOT_YET.iter().any(|(other, _)| *other == name)
-        };
-        for (name, _) in self.host_config.iter().filter(|(name, value)| is_set(value) && !is_known(name)) {
-            found.push(format!("it has the setting {name}, which does not move yet"));
-        }
+        found.extend(self.unknown_settings());
         found.extend(of(&self.config, NOT_OPEN));
         let network = self.text("NetworkMode");
         if network == "host" || network.starts_with("container:") {
@@ -234,8 +226,20 @@ impl Inspected {
         found
     }
 
+    /// Settings that godwit does not know, as sentences.
+    pub(super) fn unknown_settings(&self) -> Vec<String> {
+        let known = json!(HostConfig::default());
+        let is_known = |name: &str| {
+            known.get(name).is_some()
+                || OTHERWISE.contains(&name)
+                || NOT_YET.iter().any(|(other, _)| *other == name)
+        };
+        let unknown = self.host_config.iter().filter(|(name, value)| is_set(value) && !is_known(name));
+        unknown.map(|(name, _)| format!("it has the setting {name}, which does not move yet")).collect()
+    }
+
     /// What Docker makes it from.
-    fn definition(&self) -> Result<Definition, serde_json::Error> {
+    pub(super) fn definition(&self) -> Result<Definition, serde_json::Error> {
         let volumes = self.mounts.iter().filter(|mount| mount.r#type == "volume");
         let of = |mount: &Mount| MountedVolume {
             name: mount.name.clone(),
@@ -306,18 +310,19 @@ impl Docker {
             objections.push(on_networks(Keeper::Docker, &look.networks));
         }
         if !objections.is_empty() {
-            return Err(refused(objections.join("; ")));
+            return Err(self.care.unfit(name, objections));
         }
         let spec = self.spec_of(name, look.reader)?;
         let mounts = spec["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
         if mounts.iter().any(|mount| mount["destination"] == "/sbin/docker-init") {
-            return Err(refused("it has an init process of the node (\"init\" in Docker's settings)".into()));
+            let reason = "it has an init process of the node (\"init\" in Docker's settings)".to_owned();
+            return Err(self.care.unfit(name, vec![reason]));
         }
         let inside = MountNamespace::of(look.pid)
             .map_err(|source| io_error(name, "look at its mounts".into(), source))?;
         let places = mounts.iter().filter_map(|mount| Some(mount["destination"].as_str()?.to_owned()));
         if let Some(objection) = bound::mounted_below(inside.mountinfo(), &of_node, &places.collect()) {
-            return Err(refused(objection));
+            return Err(self.care.unfit(name, vec![objection]));
         }
         let process = &spec["process"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

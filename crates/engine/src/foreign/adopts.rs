@@ -82,6 +82,8 @@ pub trait Adopts: Send + Sync {
         leaves_networks: bool,
         stay: &BTreeSet<PathBuf>,
     ) -> Result<Found, EngineError>;
+    /// The ID of a container, whether it runs or not; nothing where the engine has none of this name or ID.
+    async fn id_of(&self, name: &ServiceName, container: &str) -> Result<Option<String>, EngineError>;
     /// Notes what this node has to know of a container to move it. It stays what it is, whatever becomes of a service that is
     /// being made of it, until [`Adopts::own`].
     async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError>;
@@ -115,7 +117,8 @@ pub trait Adopts: Send + Sync {
 }
 
 /// What a user is told whose container is on its engine's networks.
-pub(crate) fn on_networks(keeper: Keeper, networks: &[(String, String)]) -> String {
+#[must_use]
+pub fn on_networks(keeper: Keeper, networks: &[(String, String)]) -> String {
     let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
     format!(
         "it is on {}'s network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
@@ -210,6 +213,10 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
     ) -> Result<Found, EngineError> {
         let beside = Beside { namespace: None, stay: Some(stay) };
         self.find_one(name, container, leaves_networks, beside).await
+    }
+
+    async fn id_of(&self, name: &ServiceName, container: &str) -> Result<Option<String>, EngineError> {
+        Ok(self.look(name, container).await?.map(|look| look.id))
     }
 
     async fn take(&self, config: &ContainerConfig) -> Result<ContainerState, EngineError> {

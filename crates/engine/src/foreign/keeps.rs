@@ -158,6 +158,11 @@ impl Care {
         self.failed(&config.name, "give its volumes to", reason)
     }
 
+    /// A container cannot come into godwit's care.
+    pub(crate) fn unfit(&self, name: &ServiceName, reasons: Vec<String>) -> EngineError {
+        EngineError::Unfit { keeper: self.keeper.title(), name: name.clone(), reasons }
+    }
+
     /// An error of the engine.
     pub(crate) fn failed(
         &self,

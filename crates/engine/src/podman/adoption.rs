@@ -59,7 +59,7 @@ impl Podman {
             objections.push(on_networks(Keeper::Podman, &networks));
         }
         if !objections.is_empty() {
-            return Err(refused(objections.join("; ")));
+            return Err(self.care.unfit(name, objections));
         }
         let ports = definition.ports();
         let definition = definition.of_no_node();

@@ -161,7 +161,16 @@ impl Attach for SystemNetwork {
         Ok(opened.map(|listeners| Box::new(listeners) as Box<dyn Listening>))
     }
 
-    async fn unix_sockets(&self, service: &Service) -> Result<io::Result<UnixSockets>, NetworkError> {
-        enter(&self.layout.namespace(service), UnixSockets::open).await
+    async fn unix_sockets(
+        &self,
+        service: &Service,
+        main: u32,
+    ) -> Result<io::Result<UnixSockets>, NetworkError> {
+        let namespace = match service.kept {
+            None => self.layout.namespace(service),
+            // What its engine has made, whether godwit has it or has not yet.
+            Some(_) => PathBuf::from(format!("/proc/{main}/ns/net")),
+        };
+        enter(&namespace, UnixSockets::open).await
     }
 }

@@ -125,7 +125,7 @@ impl Attach for Network {
         self.step("listeners", || Ok(Ok(Box::new(Quiet(Arc::clone(&self.0))) as Box<dyn Listening>)))
     }
 
-    async fn unix_sockets(&self, _: &Service) -> Result<io::Result<UnixSockets>, NetworkError> {
+    async fn unix_sockets(&self, _: &Service, _: u32) -> Result<io::Result<UnixSockets>, NetworkError> {
         // Processes here talk to the test, which a real service could not.
         self.step("unix_sockets", || Ok(Err(io::ErrorKind::Unsupported.into())))
     }

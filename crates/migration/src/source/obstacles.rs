@@ -123,7 +123,7 @@ impl Source {
         config: &ContainerConfig,
         main: u32,
     ) -> Result<Vec<Obstacle>, SourceError> {
-        let unix = self.unix_sockets().await?;
+        let unix = self.unix_sockets(main).await?;
         let mut found = None;
         for _ in 0..CHECKS {
             let now = self.check_once(config, main, unix.clone()).await?;
@@ -140,8 +140,8 @@ impl Source {
         Ok(found.unwrap_or_default())
     }
 
-    async fn unix_sockets(&self) -> Result<Option<Arc<UnixSockets>>, SourceError> {
-        Ok(match self.local.network.unix_sockets(&self.service).await? {
+    async fn unix_sockets(&self, main: u32) -> Result<Option<Arc<UnixSockets>>, SourceError> {
+        Ok(match self.local.network.unix_sockets(&self.service, main).await? {
             Ok(sockets) => Some(Arc::new(sockets)),
             Err(error) => {
                 tracing::warn!(service = %self.service.name, %error, "cannot list its unix sockets");
@@ -180,7 +180,7 @@ impl Source {
     pub(super) async fn explained(&self, error: CriuError) -> SourceError {
         let CriuError::Dump { pid, reason, hint, log } = &error else { return error.into() };
         let look = async {
-            let unix = self.unix_sockets().await?;
+            let unix = self.unix_sockets(*pid).await?;
             self.check_once(&self.local.config(&self.service), *pid, unix).await
         };
         // A filesystem whose server is frozen, too, may not answer.
