@@ -16,6 +16,7 @@ use tonic::Status;
 use crate::convert;
 use crate::directory::{elsewhere, nodes, too_old};
 use crate::doctor::CLOCKS_DIFFER_MS;
+use crate::engine_changes;
 use crate::migrate::leaving;
 use crate::node::Node;
 use crate::services::occupied;
@@ -73,7 +74,7 @@ pub(crate) async fn of_service(
     let options = convert::options(request).map_err(Status::invalid_argument)?;
     node.settle(&name).await;
     let to = Some(request.to.as_str()).filter(|to| !to.is_empty());
-    let service = leaving(node, &name, to)?;
+    let service = engine_changes::taken_over(node, leaving(node, &name, to)?).await?;
     // The service must not move, stop or be asked about twice meanwhile. What is asked for waits for some seconds.
     let occupied = node.reserve_alone(&name).await.ok_or_else(|| occupied(&name))?;
     let cancel = node.local().ending.child_token();

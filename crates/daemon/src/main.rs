@@ -29,6 +29,7 @@ mod convert;
 mod copy;
 mod directory;
 mod doctor;
+mod engine_changes;
 mod events;
 mod exec;
 mod images;

@@ -13,6 +13,7 @@ use tonic::Status;
 
 use crate::convert;
 use crate::directory::{elsewhere, too_old};
+use crate::engine_changes;
 use crate::node::{Migrating, Node};
 use crate::status::internal;
 
@@ -36,6 +37,17 @@ pub(crate) fn leaving(node: &Node, name: &ServiceName, to: Option<&str>) -> Resu
     Ok(owned.service)
 }
 
+/// A service that is about to leave, as its engine has it now, which is recorded: it stays so where the move is aborted. Nobody
+/// else changes it meanwhile.
+async fn as_it_is_now(node: &Node, name: &ServiceName, to: &str) -> Result<Service, Status> {
+    let before = leaving(node, name, Some(to))?;
+    let now = engine_changes::taken_over(node, before.clone()).await?;
+    if now != before && !node.state.change_service(&now).map_err(internal)? {
+        return Err(Status::aborted(format!("service {name} has changed meanwhile; try again")));
+    }
+    Ok(now)
+}
+
 /// Refuses a destination that is this node, where `what` is, or none.
 pub(crate) fn is_another(node: &Node, what: &str, to: &str) -> Result<(), Status> {
     if to == node.name {
@@ -57,7 +69,7 @@ pub(crate) async fn start(
 ) -> Result<Stream, Status> {
     let options = convert::options(request).map_err(Status::invalid_argument)?;
     node.settle(&name).await;
-    let service = leaving(node, &name, Some(&request.to))?;
+    leaving(node, &name, Some(&request.to))?;
     let id = ulid::Ulid::new().to_string();
     let cancel = CancellationToken::new();
     let (end, ended) = watch::channel(());
@@ -72,6 +84,13 @@ pub(crate) async fn start(
     node.begin_migration(&name, migrating)
         .await
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
+    let service = match as_it_is_now(node, &name, &request.to).await {
+        Ok(service) => service,
+        Err(why) => {
+            node.end_migration(&name);
+            return Err(why);
+        }
+    };
     let moving = Moving { id: id.clone(), to: request.to.clone(), image: service.image.clone() };
     let source = Source::new(
         Arc::clone(node.local()),

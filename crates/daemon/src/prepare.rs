@@ -10,6 +10,7 @@ use tonic::Status;
 
 use crate::convert;
 use crate::directory::{elsewhere, too_old};
+use crate::engine_changes;
 use crate::migrate::{Moving, QUEUE, Stream, leaving, stream};
 use crate::node::Node;
 use crate::verbs;
@@ -23,7 +24,7 @@ pub(crate) async fn start(
     let options = convert::options(request).map_err(Status::invalid_argument)?;
     let options = Options { prepares: true, mode: Mode::Precopy, ..options };
     node.settle(&name).await;
-    let service = leaving(node, &name, Some(&request.to))?;
+    let service = engine_changes::taken_over(node, leaving(node, &name, Some(&request.to))?).await?;
     let cancel = node.local().ending.child_token();
     let preparing = node
         .begin_preparation(&name, cancel.clone())

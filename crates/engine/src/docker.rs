@@ -35,7 +35,7 @@ use crate::container::{
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, Renewed, SHORT};
 use crate::processes::{Processes, process};
 use crate::runc::path_variable;
 use api::{Api, ApiError, encoded, filtered};
@@ -446,6 +446,10 @@ impl Keeps for Docker {
         changes: &Changes,
     ) -> Result<Value, EngineError> {
         self.change_limits(config, id, changes).await
+    }
+
+    async fn renew_it(&self, config: &ContainerConfig, id: &str) -> Result<Option<Renewed>, EngineError> {
+        self.as_it_is_now(config, id).await
     }
 
     async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {

@@ -28,6 +28,7 @@ pub mod making;
 pub(crate) mod output;
 pub(crate) mod record;
 mod removal;
+pub(crate) mod renewed;
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -52,6 +53,7 @@ use removal::remove;
 
 pub use adopts::{Adopts, Found, Port, on_networks};
 pub(crate) use keeps::{Beside, Care, Inside, Keeps, Look};
+pub use renewed::Renewed;
 
 /// How long a call of an engine may take that only asks, or changes a record.
 pub(crate) const SHORT: Duration = Duration::from_secs(20);

@@ -33,7 +33,7 @@ use crate::container::{
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, SHORT};
+use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, Renewed, SHORT};
 use crate::processes::Processes;
 use crate::runc::path_variable;
 use command::{Call, Storage, failed};
@@ -376,6 +376,10 @@ impl Keeps for Podman {
         changes: &Changes,
     ) -> Result<serde_json::Value, EngineError> {
         self.change_limits(config, id, changes).await
+    }
+
+    async fn renew_it(&self, config: &ContainerConfig, id: &str) -> Result<Option<Renewed>, EngineError> {
+        self.as_it_is_now(config, id).await
     }
 
     async fn hold_limits(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {

@@ -11,6 +11,7 @@
 
 pub(crate) mod cgroup;
 mod freeze;
+pub(crate) mod limits;
 pub(crate) mod mounts;
 pub(crate) mod process;
 pub(crate) mod stop;

@@ -391,3 +391,25 @@ impl Docker {
         Ok(found)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_that_is_not_known_is_named_and_one_that_is_not_set_is_not() {
+        let inspected = |host: Value| -> Inspected {
+            let state =
+                json!({ "Running": true, "Paused": false, "Restarting": false, "Pid": 1, "ExitCode": 0 });
+            let all = json!({
+                "Id": "i", "Name": "/n", "Image": "x", "State": state, "Config": {}, "HostConfig": host, "NetworkSettings": {},
+            });
+            serde_json::from_value(all).unwrap()
+        };
+        let known = json!({ "Memory": 5, "CpuShares": 2, "BlkioWeight": 0, "CpuRealtimePeriod": null, "Runtime": "runc" });
+        assert_eq!(inspected(known).unknown_settings(), [""; 0]);
+        let unknown = inspected(json!({ "BlkioWeight": 300, "Memory": 5 })).unknown_settings();
+        assert!(unknown.len() == 1 && unknown[0].contains("BlkioWeight"), "{unknown:?}");
+    }
+}

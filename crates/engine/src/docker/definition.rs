@@ -15,6 +15,7 @@ use crate::container::{Copied, Mount, MountKind, OnMove};
 use crate::foreign::file::FileOfVolume;
 use crate::foreign::limits::{self, Changes};
 use crate::foreign::making::{WantedRestart, limit};
+use crate::foreign::renewed::cpu_millis;
 use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, bound, is_id, is_target, is_volume};
 
 type Texts = Option<Vec<String>>;
@@ -388,6 +389,41 @@ impl Definition {
         Ok((self, told.into()))
     }
 
+    /// The definition with what `docker rename` and `docker update` change, as Docker has it `now`; with the policy of before
+    /// where Docker has not been told that yet.
+    pub(super) fn renewed(mut self, now: Self, without_policy: bool) -> Self {
+        let (before, now_host) = (self.host, now.host);
+        self.name = now.name;
+        self.host = HostConfig {
+            restart_policy: match without_policy {
+                true => before.restart_policy,
+                false => now_host.restart_policy,
+            },
+            cpu_shares: now_host.cpu_shares,
+            memory: now_host.memory,
+            nano_cpus: now_host.nano_cpus,
+            cpu_period: now_host.cpu_period,
+            cpu_quota: now_host.cpu_quota,
+            cpuset_cpus: now_host.cpuset_cpus,
+            cpuset_mems: now_host.cpuset_mems,
+            memory_reservation: now_host.memory_reservation,
+            memory_swap: now_host.memory_swap,
+            pids_limit: now_host.pids_limit,
+            ..before
+        };
+        self
+    }
+
+    /// Its limits of memory, in bytes, and of CPU, in thousandths; 0 for none.
+    pub(super) fn memory_and_cpu(&self) -> (u64, u32) {
+        let host = &self.host;
+        let millis = match host.nano_cpus {
+            0 => cpu_millis(host.cpu_quota, host.cpu_period),
+            nano_cpus => u32::try_from(nano_cpus / 1_000_000).unwrap_or(0),
+        };
+        (u64::try_from(host.memory).unwrap_or(0), millis)
+    }
+
     /// Its limits, in words of `docker update`, for which 0 changes nothing; and its policy, unless it is told that by itself.
     pub(super) fn limits_and_policy(&self, without_policy: bool) -> Value {
         let host = &self.host;
@@ -530,6 +566,25 @@ mod tests {
         let lift = Changes { cpu_millis: Some(0), ..Changes::default() };
         assert_eq!(plain.clone().changed(&lift).unwrap().1, json!({}), "there is none");
         assert!(changed.changed(&lift).unwrap_err().contains("--cpus"));
+    }
+
+    #[test]
+    fn what_docker_has_changed_since_is_taken_over_and_nothing_else() {
+        let recorded = Definition::told(&definition()).unwrap();
+        let mut value = definition();
+        value["name"] = "renamed".into();
+        value["config"]["Env"] = json!(["A=other"]);
+        value["host"]["IpcMode"] = "host".into();
+        value["host"]["Memory"] = (8 << 20).into();
+        value["host"]["CpuQuota"] = 50_000.into();
+        value["host"]["RestartPolicy"] = json!({ "Name": "no" });
+        let now = Definition::told(&value).unwrap();
+        let renewed = recorded.clone().renewed(now.clone(), false);
+        assert_eq!((renewed.name.as_str(), renewed.memory_and_cpu()), ("renamed", (8 << 20, 500)));
+        assert_eq!(renewed.restart_policy()["Name"], "no");
+        assert_eq!((&renewed.config, renewed.host.ipc_mode.as_str()), (&recorded.config, "private"));
+        // One that has just come has another policy than it is to have.
+        assert_eq!(recorded.renewed(now, true).restart_policy()["Name"], "always");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use godwit_names::ServiceName;
 use super::keeps::{Beside, Keeps, Look};
 use super::limits::Changes;
 use super::record::{Record, Volume};
+use super::renewed::Renewed;
 use super::state;
 use crate::confinement::User;
 use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, Mount};
@@ -112,6 +113,11 @@ pub trait Adopts: Send + Sync {
     /// Has the engine give a container the limits and the policy of its definition again, after a change that does not count.
     /// A limit that the definition has not stays.
     async fn change_back(&self, config: &ContainerConfig) -> Result<(), EngineError>;
+    /// A container as its engine has it now: users may have renamed it there, or changed its limits and policy.
+    ///
+    /// # Errors
+    /// It was given something there that does not move.
+    async fn renewed(&self, config: &ContainerConfig) -> Result<Renewed, EngineError>;
     /// The ID of a container in this node's engine; nothing where it is not here.
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError>;
 }
@@ -301,6 +307,11 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
     async fn change_back(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let id = Record::of(config)?.id;
         self.hold_limits(config, &id).await
+    }
+
+    async fn renewed(&self, config: &ContainerConfig) -> Result<Renewed, EngineError> {
+        let renewed = self.renew_it(config, &Record::of(config)?.id).await?;
+        renewed.ok_or_else(|| EngineError::NotFound(config.name.clone()))
     }
 
     fn id_here(&self, config: &ContainerConfig) -> Result<Option<String>, EngineError> {

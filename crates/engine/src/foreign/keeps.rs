@@ -17,6 +17,7 @@ use super::limits::Changes;
 use super::making::{Wanted, WantedImage};
 use super::output;
 use super::record::{Life, Record, Volume};
+use super::renewed::Renewed;
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, VolumePlace,
     io_error,
@@ -288,6 +289,9 @@ pub(crate) trait Keeps: Send + Sync {
         id: &str,
         changes: &Changes,
     ) -> Result<serde_json::Value, EngineError>;
+
+    /// See [`Adopts::renewed`](super::Adopts::renewed); nothing where the engine has none of this ID.
+    async fn renew_it(&self, config: &ContainerConfig, id: &str) -> Result<Option<Renewed>, EngineError>;
 
     /// Has a container have the limits of its definition again, and its policy where the engine changes that: its engine has
     /// started it with others, or was told others. Those that the definition has not cannot be lifted.

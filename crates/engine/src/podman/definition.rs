@@ -248,6 +248,12 @@ impl Definition {
         self.text("name")
     }
 
+    /// The same with another name.
+    pub(super) fn named(mut self, name: &str) -> Self {
+        self.config.insert("name".into(), name.into());
+        self
+    }
+
     /// Its image: the name that it was started by, and its ID.
     pub(crate) fn image(&self) -> (&str, &str) {
         (self.text("rootfsImageName"), self.text("rootfsImageID"))

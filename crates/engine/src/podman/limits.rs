@@ -1,18 +1,30 @@
 //! Podman 4.3.1 changes limits of a container that runs, and forgets them: its next start has those with which it was made. It
 //! changes neither a restart policy nor a limit of processes. Newer ones were not tried, and are taken to do the same. So godwit
-//! has Podman change limits after each start here. Where the container goes Podman makes it with the limits that it has then.
+//! has Podman change limits after each start here. Where the container goes Podman makes it with the limits that it has then:
+//! those of its cgroup, since Podman does not know what `podman update` has changed.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Podman;
 use super::definition::Definition;
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::limits::{self, Changes};
 use crate::foreign::record::Record;
-use crate::foreign::{Keeps, SHORT};
+use crate::foreign::renewed::cpu_millis;
+use crate::foreign::{Keeps, Renewed, SHORT};
+use crate::processes::limits::Limits;
 
 /// What Podman is asked to do, for the reader of an error.
 const ACTION: &str = "change limits and restart policy of";
+
+/// Limits, by the names that they have in the OCI's `spec`.
+const MEMORY: [&str; 2] = ["memory", "limit"];
+const SWAP: [&str; 2] = ["memory", "swap"];
+const QUOTA: [&str; 2] = ["cpu", "quota"];
+const PERIOD: [&str; 2] = ["cpu", "period"];
+
+/// The largest page of any machine, bytes.
+const LARGEST_PAGE: i64 = 64 << 10;
 
 /// The time in which a limit of CPU holds, microseconds; as Podman has it.
 const CPU_PERIOD: i64 = 100_000;
@@ -53,6 +65,57 @@ impl Definition {
         Ok(self)
     }
 
+    /// A limit of its, by the names that it has in `spec`; -1 for none.
+    fn limit_of(&self, name: [&str; 2]) -> i64 {
+        let limit = self.spec["linux"]["resources"][name[0]][name[1]].as_i64();
+        limit.filter(|limit| *limit > 0).unwrap_or(-1)
+    }
+
+    fn set_limit(&mut self, name: [&str; 2], limit: i64) {
+        let of = &mut self.spec["linux"]["resources"][name[0]];
+        if !of.is_object() {
+            *of = json!({});
+        }
+        if limit > 0 {
+            of[name[1]] = limit.into();
+        } else if let Some(of) = of.as_object_mut() {
+            of.remove(name[1]);
+        }
+    }
+
+    /// The definition with the limits that the container has now.
+    pub(super) fn limited(mut self, now: Limits) -> Self {
+        let differs = |now: i64, old: i64| match now < 0 || old < 0 {
+            true => now.max(-1) != old,
+            // A kernel rounds down to whole pages.
+            false => now > old || now <= old - LARGEST_PAGE,
+        };
+        let old = (self.limit_of(MEMORY), self.limit_of(SWAP));
+        let memory = now.memory.filter(|memory| differs(*memory, old.0));
+        if let Some(memory) = memory {
+            self.set_limit(MEMORY, memory);
+        }
+        match (now.swap, memory) {
+            (Some(swap), _) if differs(swap, old.1) => self.set_limit(SWAP, swap),
+            // This machine limits no swap, and another may.
+            (None, Some(memory)) => {
+                let bytes = u64::try_from(memory).unwrap_or(0);
+                let both = limits::memory((old.0.max(0), old.1.max(0)), bytes, "Podman").ok().flatten();
+                self.set_limit(SWAP, both.map_or(-1, |(_, swap)| swap));
+            }
+            _ => {}
+        }
+        if let Some((quota, period)) = now.cpu {
+            let of = |period: i64| if period > 0 { period } else { CPU_PERIOD };
+            let old = (self.limit_of(QUOTA), of(self.limit_of(PERIOD)));
+            if quota.max(-1) != old.0 || quota > 0 && of(period) != old.1 {
+                self.set_limit(QUOTA, quota);
+                self.set_limit(PERIOD, if quota > 0 { of(period) } else { -1 });
+            }
+        }
+        self
+    }
+
     /// Its limits of memory and CPU, in words of `podman update`.
     pub(super) fn limits(&self) -> Vec<String> {
         let resources = &self.spec["linux"]["resources"];
@@ -91,6 +154,26 @@ impl Podman {
         Ok(changed.value())
     }
 
+    /// The definition with the name that Podman has for it now, and the limits that it runs with; nothing where Podman has no such
+    /// container.
+    pub(super) async fn as_it_is_now(
+        &self,
+        config: &ContainerConfig,
+        id: &str,
+    ) -> Result<Option<Renewed>, EngineError> {
+        let Some(inspected) = self.inspect(&config.name, id).await? else { return Ok(None) };
+        let (_, recorded) = self.kept(config)?;
+        let mut definition = recorded.named(&inspected.name);
+        if inspected.state.running {
+            let (placed, _) = self.care().placed(config)?;
+            let cgroup = self.care().processes.cgroup(&placed)?;
+            definition = definition.limited(Limits::of(&cgroup, id));
+        }
+        let memory_bytes = u64::try_from(definition.limit_of(MEMORY)).unwrap_or(0);
+        let cpu_millis = cpu_millis(definition.limit_of(QUOTA), definition.limit_of(PERIOD));
+        Ok(Some(Renewed { definition: definition.value(), memory_bytes, cpu_millis }))
+    }
+
     /// Gives a container that runs the limits of a definition.
     pub(super) async fn update(
         &self,
@@ -114,6 +197,37 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_limits_of_the_cgroup_are_taken_over_where_they_are_others() {
+        let told =
+            json!({ "config": {}, "spec": { "ociVersion": "1.0.2", "root": { "path": "" }, "linux": {} } });
+        let plain = Definition::told(&told).unwrap();
+        let none = Limits { memory: Some(-1), swap: Some(-1), cpu: Some((-1, 100_000)) };
+        assert_eq!(plain.clone().limited(none).limits(), [""; 0]);
+        assert_eq!(plain.clone().limited(Limits::default()), plain);
+        let some = Limits { memory: Some(4 << 20), swap: Some(8 << 20), cpu: Some((5000, 10_000)) };
+        let limited = plain.limited(some);
+        let words = "--memory 4194304 --memory-swap 8388608 --cpu-period 10000 --cpu-quota 5000";
+        assert_eq!(limited.limits().join(" "), words);
+        // They go with it.
+        assert_eq!(Definition::told(&limited.value()).unwrap().limits().join(" "), words);
+        // A page that is not whole is none.
+        let changes = Changes { memory_bytes: Some((4 << 20) + 1), ..Changes::default() };
+        let odd = limited.clone().changed(&changes).unwrap();
+        assert_eq!(odd.clone().limited(some), odd);
+        // Without swap in its cgroup there is as much of it as memory.
+        let more = Limits { memory: Some(8 << 20), swap: None, cpu: None };
+        assert!(
+            limited
+                .clone()
+                .limited(more)
+                .limits()
+                .join(" ")
+                .starts_with("--memory 8388608 --memory-swap 16777216")
+        );
+        assert_eq!(limited.limited(none).limits(), [""; 0]);
+    }
 
     #[test]
     fn limits_are_what_podman_is_told_again_and_are_not_lifted() {
