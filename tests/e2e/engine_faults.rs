@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use godwit_lab::workload::Workload;
+use godwit_tests::disks::Small;
 use godwit_tests::{AGAIN, is_passing, wait_for, wait_for_within};
 use serde_json::Value;
 
@@ -142,5 +143,71 @@ fn goes_on(engine: &str) {
             nodes.bed.migrate("cache", "b", "a");
         }
     }
+    nodes.down();
+}
+
+#[test]
+fn a_service_stays_where_the_storage_of_a_dockerd_fills_up_on_its_way() {
+    fills_up("docker");
+}
+
+#[test]
+fn a_service_stays_where_the_storage_of_podman_fills_up_on_its_way() {
+    fills_up("podman");
+}
+
+/// The storage of node b's engine, bytes; an image is a tenth of it.
+const SMALL: u64 = 768 << 20;
+
+fn fills_up(engine: &str) {
+    let mut small = None;
+    let nodes = Nodes::up_on(engine, "full", Workload::Redis, &[], |engine| {
+        small = Some(Small::at(&engine.storage("b"), SMALL));
+    });
+    let small = small.unwrap();
+    start(&nodes);
+    let mut lasting = nodes.connect();
+    lasting.fill(1 << 20).unwrap();
+    let pid = nodes.bed.pid("a", "cache");
+    let storage = nodes.engine.storage("b");
+    let is_named = |said: &str, deed: &str| {
+        for words in ["node b", "no space left on device", &storage.to_str().unwrap().to_lowercase()] {
+            assert!(said.to_lowercase().contains(words), "{deed}: {words}: {said}");
+        }
+    };
+    let mut is_as_before = |deed: &str| {
+        nodes.is_at("a", "running");
+        assert_eq!(nodes.bed.pid("a", "cache"), pid, "{deed}");
+        lasting.call(&["PING"]).unwrap();
+        wait_for(&format!("node b to have nothing after {deed}"), || {
+            let waits = std::fs::read_dir(storage.join("godwit")).map_or(0, Iterator::count);
+            let volumes = nodes.own("b", &["volume", "ls", "--quiet"]);
+            (nodes.listed("b").is_empty() && volumes.is_empty() && waits == 0).then_some(())
+        });
+    };
+
+    // The image has no room.
+    let full = small.fill();
+    let said = nodes.bed.godwit("a", &["migrate", "cache", "--to", "b"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    is_named(&said.stderr, "an image");
+    drop(full);
+    is_as_before("an image");
+    assert_eq!(nodes.own("b", &["images", "--all", "--quiet"]), "");
+
+    // It has room, and the files that the service has changed meanwhile have none.
+    let moving = begin(&nodes);
+    let write = "/bin/busybox dd if=/dev/urandom of=/changed bs=1M count=8 2>/dev/null";
+    nodes.own("a", &["exec", "cache", "/bin/sh", "-c", write]);
+    let full = small.fill();
+    let said = ends_in_vain(&nodes, moving, "files");
+    is_named(&said, "files");
+    // It is put away without room, too.
+    is_as_before("files");
+    drop(full);
+
+    nodes.bed.migrate("cache", "a", "b");
+    nodes.is_at("b", "running");
+    nodes.connect();
     nodes.down();
 }

@@ -1,6 +1,7 @@
 //! A lab with the same engine, Podman or Docker, on each node, for tests that are the same for both.
 
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::process::Output;
 
 use godwit_lab::workload::{Preset, RedisClient, Workload};
@@ -35,6 +36,17 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// `serve` are further arguments of the daemons.
     pub(crate) fn up(engine: &str, test: &str, workload: Workload, serve: &[&str]) -> Self {
+        Self::up_on(engine, test, workload, serve, |_| {})
+    }
+
+    /// The same after something was done to the engines' directories, in which nothing is yet.
+    pub(crate) fn up_on(
+        engine: &str,
+        test: &str,
+        workload: Workload,
+        serve: &[&str],
+        prepare: impl FnOnce(&Engine),
+    ) -> Self {
         let mut engine = match engine {
             "podman" => Engine::Podman(Podmans::new()),
             _ => Engine::Docker(Dockers::new()),
@@ -48,6 +60,7 @@ impl Nodes {
             points = Some(Points::among(config, &[MADE, STARTED, COPIED]));
             config.programs.serve_arguments.extend(serve.iter().map(|word| (*word).to_owned()));
         });
+        prepare(&engine);
         if let Engine::Docker(dockers) = &mut engine {
             dockers.start(&bed);
         }
@@ -145,6 +158,14 @@ impl Nodes {
 }
 
 impl Engine {
+    /// Where the engine of a node keeps what it has.
+    pub(crate) fn storage(&self, node: &str) -> PathBuf {
+        match self {
+            Self::Podman(podmans) => podmans.storage(node),
+            Self::Docker(dockers) => dockers.storage(node),
+        }
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Podman(_) => "podman",

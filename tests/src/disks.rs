@@ -1,6 +1,6 @@
 //! Disks that are full, and disks that fail.
 //!
-//! - [`Small`]: a node's state on a file system of its own, which can be filled.
+//! - [`Small`]: a node's state, or another directory of it, on a file system of its own, which can be filled.
 //! - [`Failing`]: the node's daemon gets errors from the disk that its databases are on. The calls are made to fail by
 //!   strace(1), which needs no device that this kernel lacks, and lets each call be chosen.
 
@@ -25,7 +25,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The disk of a node's state. It goes away with the lab.
+/// The disk of a node's state, or of another directory. It goes away with the lab, or with what unmounts the other.
 #[derive(Debug)]
 pub struct Small(PathBuf);
 
@@ -37,11 +37,18 @@ impl Small {
         let state = lab.state(node).unwrap();
         let aside = bed.scratch().join(format!("state-{node}"));
         run(Command::new("cp").arg("-a").arg(&state).arg(&aside));
-        let options = std::ffi::CString::new(format!("size={bytes},mode=0700")).unwrap();
-        mount("small-disk", &state, "tmpfs", MountFlags::NOSUID, options.as_c_str()).unwrap();
+        let small = Self::at(&state, bytes);
         run(Command::new("cp").arg("-a").arg(aside.join(".")).arg(&state));
         lab.start_node(node).unwrap();
-        Self(state)
+        small
+    }
+
+    /// Mounts a disk of so many bytes over a directory, which need not be there yet.
+    pub fn at(directory: &Path, bytes: u64) -> Self {
+        fs::create_dir_all(directory).unwrap();
+        let options = std::ffi::CString::new(format!("size={bytes},mode=0700")).unwrap();
+        mount("small-disk", directory, "tmpfs", MountFlags::NOSUID, options.as_c_str()).unwrap();
+        Self(directory.to_owned())
     }
 
     /// Fills it, until what is returned is dropped.

@@ -120,7 +120,9 @@ impl Docker {
 
     /// What dockerd says of itself.
     async fn info(&self, name: &ServiceName) -> Result<Info, EngineError> {
-        self.api.get("/info").await.map_err(self.failed(name, "tell its storage for"))
+        let info: Info = self.api.get("/info").await.map_err(self.failed(name, "tell its storage for"))?;
+        self.care.storage.get_or_init(|| info.docker_root_dir.clone());
+        Ok(info)
     }
 
     /// Where dockerd has the volumes of its own driver.

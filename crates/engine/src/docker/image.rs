@@ -194,12 +194,26 @@ impl Docker {
         }
         let said = said.map_err(&failed)?;
         if self.image(&config.name, &definition.image.1).await?.is_none() {
+            if let Some(error) = told_error(&said) {
+                return Err(failed(error));
+            }
             let (id, said) = (&definition.image.1, String::from_utf8_lossy(&said));
             let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());
             return Err(failed(ApiError::Broken(reason)));
         }
         Ok(())
     }
+}
+
+/// The error that dockerd tells at the end of its answer, which it has begun as one that is good: a line of JSON.
+fn told_error(answer: &[u8]) -> Option<ApiError> {
+    #[derive(Deserialize)]
+    struct Line {
+        error: String,
+    }
+    let mut lines = serde_json::Deserializer::from_slice(answer).into_iter::<serde_json::Value>();
+    let told = lines.find_map(|line| Line::deserialize(line.ok()?).ok())?;
+    Some(ApiError::Refused { status: 500, message: told.error })
 }
 
 #[cfg(test)]
@@ -216,5 +230,16 @@ mod tests {
         assert_eq!(found[1], "sha256:ccd722928bd92476ba1745586fed6e45a102504185ad88cd89e01ff116fd146c");
         assert_eq!(found[2], "sha256:c1377126441fb2f5ec2c21ae2a60255331d639e830f0ee1b40a36e52d4c40588");
         assert_eq!(chains(&[]), [""; 0]);
+    }
+
+    #[test]
+    fn an_error_at_the_end_of_an_answer_is_told_in_its_words() {
+        let told = |answer: &str| told_error(answer.as_bytes()).map(|error| error.to_string());
+        let answer =
+            "{\"stream\":\"x\"}\r\n{\"errorDetail\":{\"message\":\"no room\"},\"error\":\"no room\"}\r\n";
+        assert_eq!(told(answer).as_deref(), Some("no room"));
+        for good in ["{\"stream\":\"Loaded image\"}", "", "x"] {
+            assert_eq!(told(good), None, "{good}");
+        }
     }
 }

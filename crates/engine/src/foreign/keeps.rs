@@ -1,8 +1,9 @@
 //! What each engine does in its own way, [`Keeps`], and what godwit has for the containers of each, [`Care`].
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -92,11 +93,13 @@ pub(crate) struct Care {
     pub(crate) processes: Processes,
     /// Held while an engine is told how to restart a container.
     pub(crate) telling: Arc<Mutex<()>>,
+    /// Where the engine keeps root filesystems and volumes, once it has said so.
+    pub(crate) storage: Arc<OnceLock<PathBuf>>,
 }
 
 impl Care {
     pub(crate) fn new(keeper: Keeper, run: PathBuf, processes: Processes) -> Self {
-        Self { keeper, run, processes, telling: Arc::default() }
+        Self { keeper, run, processes, telling: Arc::default(), storage: Arc::default() }
     }
 
     /// What a configuration says of a container of this engine's.
@@ -175,9 +178,36 @@ impl Care {
             keeper: self.keeper.title(),
             action,
             name: name.clone(),
-            reason: reason.to_string(),
+            reason: self.with_place(reason.to_string()),
         }
     }
+
+    /// What an engine says that has no room, with the file system that has none: it names a file of its own, or nothing.
+    pub(crate) fn with_place(&self, reason: String) -> String {
+        let Some(storage) = self.storage.get().filter(|_| is_of_room(&reason)) else { return reason };
+        let keeper = self.keeper.title();
+        match file_system_of(storage) {
+            Some(place) => format!(
+                "{reason}; the file system at {}, which has {keeper}'s storage {}, is full",
+                place.display(),
+                storage.display()
+            ),
+            None => reason,
+        }
+    }
+}
+
+/// Whether an engine has no room for what it is to do.
+fn is_of_room(reason: &str) -> bool {
+    let reason = reason.to_lowercase();
+    ["no space left on device", "disk quota exceeded"].iter().any(|words| reason.contains(words))
+}
+
+/// Where the file system is mounted that a path is on.
+fn file_system_of(path: &Path) -> Option<PathBuf> {
+    let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
+    let own = device(path)?;
+    path.ancestors().take_while(|above| device(above) == Some(own)).last().map(Path::to_owned)
 }
 
 /// What an engine of others does in its own way. A container is named by its ID in the engine.
@@ -343,4 +373,24 @@ pub(crate) trait Keeps: Send + Sync {
     ) -> Result<(), EngineError>;
 
     async fn load(&self, config: &ContainerConfig, from: mpsc::Receiver<Bytes>) -> Result<(), EngineError>;
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_without_room_is_told_with_the_file_system_that_has_none() {
+        let processes = Processes { criu: PathBuf::new() };
+        let care = Care::new(Keeper::Docker, PathBuf::new(), processes);
+        let full = "write /x.json: no space left on device";
+        assert_eq!(care.with_place(full.to_owned()), full, "its storage is not known");
+        // On every machine it is a file system of its own.
+        care.storage.set("/proc/self/net".into()).unwrap();
+        let told = care.with_place(full.to_owned());
+        let place = "; the file system at /proc, which has Docker's storage /proc/self/net, is full";
+        assert_eq!(told, format!("{full}{place}"));
+        assert_eq!(care.with_place("no such image".into()), "no such image");
+    }
 }

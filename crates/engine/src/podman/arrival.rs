@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::command::{Call, failed, said};
+use super::command::Call;
 use super::definition::{Definition, Here};
 use super::{Podman, RUNTIME, settings};
 use crate::container::{
@@ -114,7 +114,7 @@ impl Podman {
         let mut importing = Importing(tokio::spawn(child.wait_with_output()));
         let ended = async {
             match importing.ended().await {
-                Ok(output) => landing::failed(&request, failed(&call, said(&output.stderr))),
+                Ok(output) => landing::failed(&request, self.has_failed(&call, &output)),
                 Err(error) => self.not_started(&call, &error),
             }
         };
@@ -170,7 +170,7 @@ impl BegunRestore for Begun {
         let output = importing.ended().await.map_err(|error| podman.not_started(&call, &error))?;
         landed.put_away()?;
         if !output.status.success() {
-            return Err(landing::failed(&request, failed(&call, said(&output.stderr))));
+            return Err(landing::failed(&request, podman.has_failed(&call, &output)));
         }
         // For conmon, whose calls of Podman need no other runtime.
         let plain = settings::of_node().and_then(|of_node| settings::text(&of_node));

@@ -202,13 +202,18 @@ impl Podman {
         failed(call, format!("cannot run {program}: {error}; install Podman on this node"))
     }
 
+    /// Why a call has not done what it was to do, in Podman's words.
+    pub(super) fn has_failed(&self, call: &Call<'_>, output: &Output) -> EngineError {
+        failed(call, self.care.with_place(said(&output.stderr)))
+    }
+
     /// Makes a call, and waits for its end.
     pub(super) async fn call(&self, call: &Call<'_>, limit: Duration) -> Result<Output, EngineError> {
         let mut command = self.command(call);
         let under_way = command.kill_on_drop(true).output();
         match tokio::time::timeout(limit, under_way).await {
             Ok(Ok(output)) if output.status.success() => Ok(output),
-            Ok(Ok(output)) => Err(failed(call, said(&output.stderr))),
+            Ok(Ok(output)) => Err(self.has_failed(call, &output)),
             Ok(Err(error)) => Err(self.not_started(call, &error)),
             Err(_) => Err(failed(call, format!("it has not answered for {} s", limit.as_secs()))),
         }
@@ -266,7 +271,7 @@ impl Podman {
             Ok(Ok(output)) => match output.status.code() {
                 Some(0) => Ok(true),
                 Some(1) => Ok(false),
-                _ => Err(failed(call, said(&output.stderr))),
+                _ => Err(self.has_failed(call, &output)),
             },
             Ok(Err(error)) => Err(self.not_started(call, &error)),
             Err(_) => Err(failed(call, format!("it has not answered for {} s", SHORT.as_secs()))),
@@ -305,7 +310,10 @@ impl Podman {
         let call = Call { name, action: "tell its storage for", words, settings: None };
         let output = self.call(&call, SHORT).await?;
         let told = String::from_utf8_lossy(&output.stdout);
-        Storage::parse(&told).ok_or_else(|| failed(&call, format!("its answer is not understood: {told:?}")))
+        let told = Storage::parse(&told)
+            .ok_or_else(|| failed(&call, format!("its answer is not understood: {told:?}")))?;
+        self.care.storage.get_or_init(|| told.root.clone());
+        Ok(told)
     }
 
     /// What Podman knows of volumes, all of which it has.

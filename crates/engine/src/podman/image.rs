@@ -194,7 +194,7 @@ impl Podman {
         }
         let output = output.map_err(|error| failed(&call, error.to_string()))?;
         if !output.status.success() {
-            return Err(failed(&call, said(&output.stderr)));
+            return Err(self.has_failed(&call, &output));
         }
         fed.map_err(|error| failed(&call, error.to_string()))?;
         if !self.has_image(&config.name, id).await? {
