@@ -2,16 +2,15 @@
 //! and Docker.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::process::Stdio;
-use std::thread;
-use std::time::Duration;
 
 use godwit_lab::LabConfig;
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::docker::Dockers;
 use godwit_tests::hold::Points;
-use godwit_tests::{AGAIN, Bed, CLIENT, PATIENCE, is_passing, tier, wait_for, wait_for_within};
+use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
 use serde_json::Value;
+
+use crate::engine_nodes::begin;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 const IMAGE: &str = "redis:1";
@@ -327,24 +326,7 @@ fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_noth
     let label = format!("godwit.arrival={}", cache.inspect("a")["Id"].as_str().unwrap());
     let words = ["run", "--detach", "--name", "own", "--network", "none", "--label", &label];
     let own = cache.docker("b", &[&words[..], &["other:1", "/bin/sleep", "1000"]].concat());
-    let begin = |point: &str| {
-        cache.points.hold(point);
-        // The destination may still be putting away what the move before has left.
-        wait_for_within(AGAIN, &format!("a move that comes to {point}"), || {
-            let mut command = cache.bed.command("a", &["migrate", "cache", "--to", "b"]);
-            let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-            while moving.try_wait().unwrap().is_none() {
-                if cache.points.has_reached(point) {
-                    return Some(moving);
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            let said = moving.wait_with_output().unwrap();
-            let refused = String::from_utf8_lossy(&said.stderr);
-            assert!(is_passing(&refused), "{point}: {refused}");
-            None
-        })
-    };
+    let begin = |point: &str| begin(&cache.bed, &cache.points, point, &[]);
     let mut is_as_before = |point: &str| {
         cache.is_not_on_b(&own);
         cache.is_shown("a", "running");

@@ -1,16 +1,14 @@
 //! What may happen to a container of Podman or Docker, and to these, while the container moves: the service is in one
 //! place, and the other node has nothing of it. Needs root, Podman and Docker.
 
-use std::process::{Child, Stdio};
-use std::thread;
-use std::time::Duration;
+use std::process::Child;
 
 use godwit_lab::workload::Workload;
 use godwit_tests::disks::Small;
-use godwit_tests::{AGAIN, is_passing, wait_for, wait_for_within};
+use godwit_tests::wait_for;
 use serde_json::Value;
 
-use crate::engine_nodes::{COPIED, IMAGE, Nodes, is_tried};
+use crate::engine_nodes::{self, COPIED, IMAGE, Nodes, is_tried};
 
 /// Starts Redis as service `cache` on node a.
 fn start(nodes: &Nodes) {
@@ -23,22 +21,7 @@ fn start(nodes: &Nodes) {
 
 /// Begins to move it to node b, up to the moment at which its memory has been copied and it still runs.
 fn begin(nodes: &Nodes) -> Child {
-    nodes.points.hold(COPIED);
-    wait_for_within(AGAIN, "a move that has copied memory", || {
-        let mut command = nodes.bed.command("a", &["migrate", "cache", "--to", "b", "--mode", "precopy"]);
-        let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        while moving.try_wait().unwrap().is_none() {
-            if nodes.points.has_reached(COPIED) {
-                return Some(moving);
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        // The destination may still be putting away what the move before has left.
-        let said = moving.wait_with_output().unwrap();
-        let refused = String::from_utf8_lossy(&said.stderr);
-        assert!(is_passing(&refused), "{refused}");
-        None
-    })
+    engine_nodes::begin(&nodes.bed, &nodes.points, COPIED, &["--mode", "precopy"])
 }
 
 /// Lets the move go on, which must end without success.

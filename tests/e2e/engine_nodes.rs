@@ -2,13 +2,15 @@
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Child, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use godwit_lab::workload::{Preset, RedisClient, Workload};
 use godwit_tests::docker::Dockers;
 use godwit_tests::hold::{MADE, Points, STARTED};
 use godwit_tests::podman::Podmans;
-use godwit_tests::{Bed, CLIENT, PATIENCE, tier, wait_for};
+use godwit_tests::{AGAIN, Bed, CLIENT, PATIENCE, is_passing, tier, wait_for, wait_for_within};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -172,6 +174,26 @@ impl Engine {
             Self::Docker(_) => "docker",
         }
     }
+}
+
+/// Begins to move the service `cache` from node a to b with these flags, up to a point at which it is held. The destination may
+/// still be putting away what a move before has left: then it is begun again.
+pub(crate) fn begin(bed: &Bed, points: &Points, point: &str, flags: &[&str]) -> Child {
+    points.hold(point);
+    wait_for_within(AGAIN, &format!("a move that comes to {point}"), || {
+        let mut command = bed.command("a", &[&["migrate", "cache", "--to", "b"], flags].concat());
+        let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        while moving.try_wait().unwrap().is_none() {
+            if points.has_reached(point) {
+                return Some(moving);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let said = moving.wait_with_output().unwrap();
+        let refused = String::from_utf8_lossy(&said.stderr);
+        assert!(is_passing(&refused), "{point}: {refused}");
+        None
+    })
 }
 
 /// Each is tried with both engines, and in the short run with one.

@@ -3,7 +3,6 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
@@ -11,8 +10,10 @@ use godwit_lab::LabConfig;
 use godwit_lab::workload::{Preset, RedisClient, RedisLoad, Workload};
 use godwit_tests::hold::Points;
 use godwit_tests::podman::Podmans;
-use godwit_tests::{AGAIN, Bed, CLIENT, PATIENCE, is_passing, wait_for, wait_for_within};
+use godwit_tests::{Bed, CLIENT, PATIENCE, wait_for};
 use serde_json::Value;
+
+use crate::engine_nodes::begin;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 const IMAGE: &str = "localhost/redis:1";
@@ -147,24 +148,7 @@ fn a_move_that_ends_before_its_commit_leaves_the_container_where_it_was_and_noth
     let mut lasting = cache.connect();
     lasting.fill(1 << 20).unwrap();
     let pid = cache.bed.pid("a", "cache");
-    let begin = |point: &str| {
-        cache.points.hold(point);
-        // The destination may still be putting away what the move before has left.
-        wait_for_within(AGAIN, &format!("a move that comes to {point}"), || {
-            let mut command = cache.bed.command("a", &["migrate", "cache", "--to", "b"]);
-            let mut moving = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-            while moving.try_wait().unwrap().is_none() {
-                if cache.points.has_reached(point) {
-                    return Some(moving);
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            let said = moving.wait_with_output().unwrap();
-            let refused = String::from_utf8_lossy(&said.stderr);
-            assert!(is_passing(&refused), "{point}: {refused}");
-            None
-        })
-    };
+    let begin = |point: &str| begin(&cache.bed, &cache.points, point, &[]);
     let mut is_as_before = |point: &str| {
         cache.is_not_on_b();
         cache.is_shown("a", "running");
