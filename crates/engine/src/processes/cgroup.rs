@@ -3,7 +3,7 @@
 //! runc makes the cgroups; godwit uses the freezer directly, because a run of `runc pause` costs
 //! tens of milliseconds that clients would feel as part of the pause.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -198,7 +198,7 @@ impl Cgroup {
     /// Writes a limit; a controller that the machine does not have is an error unless there is nothing to limit.
     fn set_limit(&self, controller: &str, file: &str, text: String, may_lack: bool) -> io::Result<()> {
         let path = self.directory(controller).join(file);
-        match std::fs::write(&path, text) {
+        match write(&path, &text) {
             Err(error) if error.kind() == ErrorKind::NotFound && may_lack => Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(io::Error::other(format!(
                 "there is no {}: the machine lacks the cgroup controller {controller}",
@@ -293,6 +293,11 @@ fn members_below(cgroup: PathBuf) -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// Writes into a file that the kernel has made: of one that it has not, it would say that it may not be made.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    std::fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+}
+
 /// Removes a cgroup with those below it.
 fn remove_tree(directory: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
@@ -337,6 +342,17 @@ mod tests {
         std::fs::remove_file(below.join("cgroup.procs")).unwrap();
         std::fs::create_dir(below.join("cgroup.procs")).unwrap();
         assert!(members_below(directory.path().to_owned()).is_err());
+    }
+
+    /// A directory of cgroups, too, refuses that a file is made in it, and says that it may not be.
+    #[test]
+    fn a_limit_is_no_file_that_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pids.max");
+        assert_eq!(write(&file, "5").unwrap_err().kind(), ErrorKind::NotFound);
+        std::fs::write(&file, "max\n").unwrap();
+        write(&file, "5").unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "5ax\n");
     }
 
     #[test]
