@@ -143,7 +143,7 @@ fn clocks_that_differ_are_told_for_either_way_and_prevent_no_move() {
         "case $GODWIT_NODE in b) exec env LD_PRELOAD={} \"$@\";; esac; exec \"$@\"",
         library.display()
     );
-    let bed = Bed::up_with("clocks", |config| {
+    let bed = Bed::up_with("ahead", |config| {
         config.programs.serve_through = ["sh", "-c", &through, "sh"].map(str::to_owned).into();
     });
     crowd(&bed);

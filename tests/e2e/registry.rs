@@ -471,7 +471,8 @@ fn stalls() -> (SocketAddrV4, Receiver<TcpStream>) {
                 let mut requests = BufReader::new(stream.try_clone().unwrap());
                 while let Some(path) = request(&mut requests) {
                     let layer = format!("sha256:{}", "ab".repeat(32));
-                    let config = format!("sha256:{}", "cd".repeat(32));
+                    // Of `{}`.
+                    let config = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
                     let body = if path.contains("/manifests/") {
                         serde_json::json!({
                             "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",

@@ -163,7 +163,7 @@ fn shared_memory_that_is_to_follow_does_so_over_restarts_of_both_daemons() {
 fn a_process_that_locks_shared_memory_while_that_is_to_follow_aborts_the_move() {
     const HELD: &str = "destination.prepared";
     let mut points = None;
-    let bed = Bed::up_with("locks", |config| points = Some(Points::among(config, &[HELD])));
+    let bed = Bed::up_with("locks-shared", |config| points = Some(Points::among(config, &[HELD])));
     let points = points.unwrap();
     let (_, mut connection) = run(&bed);
     let written = check(&mut connection, "at the start");
