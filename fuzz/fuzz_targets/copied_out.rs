@@ -35,12 +35,7 @@ thread_local! {
 fuzz_target!(|input: Input<'_>| {
     SCRATCH.with_borrow_mut(|kept| {
         let scratch = kept.get_or_insert_with(Scratch::new);
-        let mut stream = tar::stream(&input.members);
-        for (at, byte) in &input.edits {
-            let at = usize::from(*at) % stream.len();
-            stream[at] = *byte;
-        }
-        stream.truncate(input.cut.map_or(stream.len(), usize::from));
+        let stream = tar::spoilt(&input.members, &input.edits, input.cut);
         let directory = scratch.inside().join("directory");
         fs::create_dir_all(directory.join("dir")).expect("a directory");
         fs::write(directory.join("file"), "").expect("a file");

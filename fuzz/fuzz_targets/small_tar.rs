@@ -29,12 +29,7 @@ thread_local! {
 fuzz_target!(|input: Input<'_>| {
     SCRATCH.with_borrow_mut(|kept| {
         let scratch = kept.get_or_insert_with(Scratch::new);
-        let mut stream = tar::stream(&input.members);
-        for (at, byte) in &input.edits {
-            let at = usize::from(*at) % stream.len();
-            stream[at] = *byte;
-        }
-        stream.truncate(input.cut.map_or(stream.len(), usize::from));
+        let mut stream = tar::spoilt(&input.members, &input.edits, input.cut);
         if input.packed {
             let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
             encoder.write_all(&stream).expect("memory takes everything");

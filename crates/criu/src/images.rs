@@ -144,7 +144,7 @@ pub enum ImageError {
     },
     /// The kernel shows what a container must not see, and there is nothing to cover it.
     #[error(
-        "this node's kernel has {path}, which the container must not see, and the images have no empty directory to cover it with; start it with another one covered as well"
+        "this node's kernel has {path}, which the container must not see, and the images have nothing of its kind to cover it with; move it to another node, or start it anew on this one"
     )]
     Bare {
         /// What it shows.

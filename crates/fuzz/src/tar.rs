@@ -46,6 +46,18 @@ pub struct Member<'a> {
     edits: Vec<(u16, u8)>,
 }
 
+/// [`stream`] with bytes replaced, each at its place, and cut off.
+#[must_use]
+pub fn spoilt(members: &[Member<'_>], edits: &[(u16, u8)], cut: Option<u16>) -> Vec<u8> {
+    let mut tar = stream(members);
+    for (at, byte) in edits {
+        let at = usize::from(*at) % tar.len();
+        tar[at] = *byte;
+    }
+    tar.truncate(cut.map_or(tar.len(), usize::from));
+    tar
+}
+
 /// The members as a tar stream with right checksums.
 #[must_use]
 pub fn stream(members: &[Member<'_>]) -> Vec<u8> {
