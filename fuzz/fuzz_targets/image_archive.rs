@@ -1,12 +1,14 @@
 //! The archive of an image that another node's engine has saved: what is passed on to the engine here is that image alone, in
-//! an archive that can be read, without a name.
+//! an archive that can be read, without a name. An OCI layout has the layers of its image's ID.
 #![no_main]
 
+use std::collections::HashMap;
 use std::io::Read;
 
 use ::tar::{Archive, EntryType};
 use arbitrary::Arbitrary;
 use godwit_engine::foreign::archive::nameless;
+use godwit_engine::image::Digest;
 use godwit_fuzz::{json, tar};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -16,8 +18,10 @@ const END: usize = 1024;
 
 #[derive(Debug, Arbitrary)]
 struct Input<'a> {
-    /// Of the two lists.
+    /// Of the two lists, and of the manifest.
     lists: json::Input<'a>,
+    /// Whether the list of the OCI names the manifest as it has become.
+    named: bool,
     /// Files with names that an image has.
     files: Vec<(u8, &'a [u8])>,
     /// Whether the lists come twice.
@@ -28,12 +32,24 @@ struct Input<'a> {
     cut: Option<u16>,
 }
 
+/// A layer, as its content and as the rest of its digest.
+const LAYER: &[u8] = b"layer";
+
+fn layer() -> String {
+    Digest::of(LAYER).hex().to_owned()
+}
+
+/// The configuration of the image, whose digest is the ID.
+fn config() -> String {
+    json!({ "rootfs": { "diff_ids": [format!("sha256:{}", layer())] } }).to_string()
+}
+
 fn id() -> String {
-    "0a".repeat(32)
+    Digest::of(config().as_bytes()).hex().to_owned()
 }
 
 fn name(number: u8) -> String {
-    let (id, layer) = (id(), "0b".repeat(32));
+    let (id, layer) = (id(), layer());
     match number % 6 {
         0 => format!("{id}.json"),
         1 => format!("{layer}.tar"),
@@ -44,28 +60,38 @@ fn name(number: u8) -> String {
     }
 }
 
-/// Docker's list and the one of the OCI, as an engine writes them.
+/// Docker's list, the one of the OCI, and the manifest, as an engine writes them.
 fn usual() -> Value {
+    let part = |hex: String| json!({ "mediaType": "x", "digest": format!("sha256:{hex}"), "size": 7 });
     json!([
         [{ "Config": format!("{}.json", id()), "RepoTags": ["debian:latest"], "Layers": [name(2)] }],
         {
             "schemaVersion": 2,
             "manifests": [{
-                "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": format!("sha256:{}", id()), "size": 7,
+                "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "", "size": 7,
                 "annotations": { "org.opencontainers.image.ref.name": "debian:latest" },
             }],
         },
+        { "schemaVersion": 2, "config": part(id()), "layers": [part(layer())] },
     ])
 }
 
 fuzz_target!(|input: Input<'_>| {
     let mut lists = usual();
     input.lists.change(&mut lists);
+    let manifest = Digest::of(lists[2].to_string().as_bytes());
+    if input.named
+        && let Some(named) = lists.pointer_mut("/1/manifests/0/digest")
+    {
+        *named = manifest.to_string().into();
+    }
     let text = |list: usize| lists[list].to_string().into_bytes();
     let mut files: Vec<_> =
         input.files.iter().map(|(number, content)| (name(*number), content.to_vec())).collect();
     for _ in 0..=u8::from(input.twice) {
         files.extend([("manifest.json".to_owned(), text(0)), ("index.json".to_owned(), text(1))]);
+        let blob = |hex: &str| format!("blobs/sha256/{hex}");
+        files.extend([(blob(manifest.hex()), text(2)), (blob(&id()), config().into_bytes())]);
     }
     let mut stream = tar::of_files(&files);
     stream.truncate(stream.len() - END);
@@ -79,7 +105,7 @@ fuzz_target!(|input: Input<'_>| {
     if nameless(stream.as_slice(), &mut passed, &id()).is_err() {
         return;
     }
-    let mut lists = [0; 2];
+    let (mut lists, mut blobs, mut listed) = ([0; 2], HashMap::new(), None);
     for entry in Archive::new(passed.as_slice()).entries().expect("an archive") {
         let mut entry = entry.expect("a member");
         let path = entry.path().expect("a path").to_str().expect("text").to_owned();
@@ -99,7 +125,10 @@ fuzz_target!(|input: Input<'_>| {
         let (list, of_one) = match path.as_str() {
             "manifest.json" => (0, "Config"),
             "index.json" => (1, "digest"),
-            _ => continue,
+            _ => {
+                assert!(blobs.insert(path.clone(), content).is_none(), "{path} comes twice");
+                continue;
+            }
         };
         lists[list] += 1;
         let told: Value = serde_json::from_slice(&content).expect("a list");
@@ -111,9 +140,18 @@ fuzz_target!(|input: Input<'_>| {
         let keys: Vec<_> =
             image.as_object().expect("an image").keys().map(|key| key.to_lowercase()).collect();
         assert!(keys.iter().all(|key| keys.iter().filter(|other| *other == key).count() == 1), "{told}");
-        if list == 0 {
+        if list == 1 {
+            listed = image["digest"].as_str().map(|digest| digest.replace("sha256:", "blobs/sha256/"));
+        } else {
             assert!(image["Config"].as_str().is_some_and(|config| config.contains(&id())), "{told}");
         }
     }
     assert!(lists.iter().all(|count| *count <= 1), "{lists:?}");
+    // Whoever trusts the ID gets its layers.
+    if let Some(listed) = listed {
+        let manifest: Value = serde_json::from_slice(&blobs[&listed]).expect("a manifest");
+        let layers: Vec<_> = manifest["layers"].as_array().expect("layers").iter().collect();
+        assert_eq!(manifest["config"]["digest"], format!("sha256:{}", id()), "{manifest}");
+        assert!(layers.len() == 1 && layers[0]["digest"] == format!("sha256:{}", layer()), "{manifest}");
+    }
 });

@@ -189,6 +189,11 @@ fn fills_up(engine: &str) {
     is_as_before("files");
     drop(full);
 
+    // It is a filesystem of its own, in which nothing can get a name that waits in godwitd's state.
+    let prepared = nodes.bed.godwit("a", &["prepare", "cache", "--to", "b"]);
+    let said = format!("storage {} is on another filesystem than", storage.display());
+    assert!(prepared.code == 0 && prepared.stderr.contains(&said), "{prepared:?}");
+
     nodes.bed.migrate("cache", "a", "b");
     nodes.is_at("b", "running");
     nodes.connect();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use godwit_lab::workload::Workload;
 use godwit_tests::victim::Attempt;
-use godwit_tests::wait_for;
+use godwit_tests::{Report, wait_for};
 
 use crate::engine_nodes::{COPIED, IMAGE, Nodes, is_tried};
 
@@ -44,6 +44,49 @@ fn shows(nodes: &Nodes, node: &str, directory: &Path) {
     let device = format!("device={}", directory.display());
     let options = ["--opt", "type=none", "--opt", "o=bind", "--opt", &device];
     nodes.own(node, &[&["volume", "create"], &options[..], &["same"]].concat());
+}
+
+#[test]
+fn files_of_podmans_that_were_sent_ahead_are_not_sent_again() {
+    are_sent_ahead("podman");
+}
+
+#[test]
+fn files_of_dockers_that_were_sent_ahead_are_not_sent_again() {
+    are_sent_ahead("docker");
+}
+
+fn are_sent_ahead(engine: &str) {
+    if !is_tried(engine, "podman") {
+        return;
+    }
+    let nodes = Nodes::up(engine, "ahead", Workload::Redis, &[]);
+    nodes.own("a", &started(&nodes, "cache", &["goes:/goes"]));
+    let inside = |node: &str, script: &str| nodes.own(node, &["exec", "cache", "/bin/sh", "-c", script]);
+    let sums = |node: &str| inside(node, "sha256sum /goes/* /large");
+    const LARGE: u64 = 9_000_000;
+    let noise = |file: &str| inside("a", &format!("head -c {LARGE} /dev/urandom >{file}"));
+    noise("/goes/first");
+    noise("/large");
+    nodes.bed.done("a", &["adopt", &format!("{engine}:cache"), "--ip", "10.88.0.10"]);
+    let text = nodes.bed.done("a", &["--json", "prepare", "cache", "--to", "b"]);
+    let prepared: Report = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!((prepared.outcome.as_str(), prepared.files_stay.as_str()), ("prepared", ""));
+    assert!(prepared.retained_file_bytes >= 2 * LARGE, "{prepared:?}");
+    // Nothing of it is the other engine's before the move, and the service goes on.
+    assert_eq!((nodes.listed("b"), volumes(&nodes, "b")), (String::new(), Vec::new()));
+    noise("/goes/second");
+    inside("a", "echo more >>/goes/first; rm /large; echo other >/large");
+    let before = sums("a");
+    let moved = nodes.bed.migrate("cache", "a", "b");
+    assert!(moved.retained_file_bytes >= 2 * LARGE, "{moved:?}");
+    assert!((LARGE..2 * LARGE).contains(&moved.file_bytes), "{moved:?}");
+    assert_eq!(sums("b"), before);
+    // It is whole there: the engine starts it again, with the same files.
+    nodes.own("b", &["restart", "--time", "0", "cache"]);
+    wait_for("it to run again", || (nodes.listed("b") == "cache running\n").then_some(()));
+    assert_eq!(sums("b"), before);
+    nodes.down();
 }
 
 fn of_each_volume_it_is_said(engine: &str) {

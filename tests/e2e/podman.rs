@@ -420,13 +420,7 @@ fn an_image_comes_along_and_only_layers_that_are_not_there() {
         podman("b", &["tag", of_cache.trim(), &image_name]);
         bed.done("a", &["adopt", &format!("podman:{name}")]);
         let moved = bed.migrate(name, "a", "b");
-        // Docker's archives have every layer.
-        assert_eq!(
-            moved.file_bytes < bytes / 2,
-            format == "oci",
-            "{format}: {} of {bytes}",
-            moved.file_bytes
-        );
+        assert!(moved.file_bytes < bytes / 2, "{format}: {} of {bytes}", moved.file_bytes);
         assert_eq!(state("b", name), format!("running {}", image("a", &image_name)), "{format}");
         let more = podman("b", &["exec", name, "cat", "/more"]);
         assert_eq!(more, std::fs::read_to_string("/etc/hostname").unwrap(), "{format}");
@@ -446,10 +440,6 @@ fn volumes_move_with_their_container_and_stay_when_it_is_removed() {
         "echo 1 >/data/file; mkdir -m 700 /data/dir; echo 2 >/scratch/file; exec 3>>/data/open; echo 3 >&3";
     podman("a", &["exec", "cache", "/bin/sh", "-c", write]);
     assert_eq!(volumes("a").len(), 2);
-    // Its memory can be sent ahead, and its files cannot, which is said.
-    let prepared = bed.godwit("a", &["prepare", "cache", "--to", "b"]);
-    let said = "Warning: the files of cache cross with the move to b: Podman keeps them";
-    assert!(prepared.code == 0 && prepared.stderr.contains(said), "{prepared:?}");
     for (number, (from, to)) in [("a", "b"), ("b", "a")].into_iter().enumerate() {
         let mode = ["precopy", "postcopy"][number];
         bed.migrate_so("cache", from, to, &["--mode", mode]);

@@ -643,6 +643,14 @@ pub trait Engine: Send + Sync {
     ) -> Result<(), EngineError> {
         Err(no_image(config))
     }
+    /// What speaks against files of a container that may come here waiting in this directory until it does, as a sentence.
+    async fn against_files_in(
+        &self,
+        _config: &ContainerConfig,
+        _directory: &Path,
+    ) -> Result<Option<String>, EngineError> {
+        Ok(None)
+    }
     /// Makes the directory for the files of a container that is on its way here.
     async fn expect(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let path = self.changed_files(config)?;

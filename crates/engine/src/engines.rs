@@ -1,7 +1,7 @@
 //! [`Engines`]: each container by the engine that keeps it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,6 +119,14 @@ impl Engine for Engines {
 
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         self.of(config).image_bytes(config).await
+    }
+
+    async fn against_files_in(
+        &self,
+        config: &ContainerConfig,
+        directory: &Path,
+    ) -> Result<Option<String>, EngineError> {
+        self.of(config).against_files_in(config, directory).await
     }
 
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {

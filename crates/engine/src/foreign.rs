@@ -48,6 +48,7 @@ use crate::files::place_of;
 use crate::processes::mounts::MountNamespace;
 use crate::processes::{process, stop};
 use crate::runc::{NETWORK_KEY, restore};
+use crate::view;
 use record::{Life, Record};
 use removal::remove;
 
@@ -179,6 +180,24 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         // What an engine counts may be 0, which means that there is nothing to send.
         Ok(self.size_of_image(config).await?.max(1))
+    }
+
+    async fn against_files_in(
+        &self,
+        config: &ContainerConfig,
+        directory: &Path,
+    ) -> Result<Option<String>, EngineError> {
+        let storage = self.storage_of(&config.name).await?;
+        let action = format!("compare the filesystems of {} and {}", storage.display(), directory.display());
+        let joined =
+            view::are_joined(&storage, directory).map_err(|source| io_error(&config.name, action, source))?;
+        let (engine, storage, waiting) = (self.care().keeper.title(), storage.display(), directory.display());
+        let apart = || {
+            format!(
+                "{engine}'s storage {storage} is on another filesystem than {waiting}, where they would wait"
+            )
+        };
+        Ok((!joined).then(apart))
     }
 
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {

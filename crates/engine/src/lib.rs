@@ -38,6 +38,7 @@ pub mod seccomp;
 mod sessions;
 pub mod small_tar;
 pub mod tree;
+pub mod view;
 mod watch;
 
 pub use confinement::{Confinement, Ulimit, User};

@@ -4,6 +4,9 @@
 //! by one, and an engine takes a name from the image that had it. So only what belongs to one image is passed on, and the lists
 //! of images are written anew. One that goes to another node has no layers that are there.
 
+mod layout;
+mod manifest;
+
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -12,6 +15,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub(crate) use self::layout::oci_layout;
+use self::manifest::{Descriptor, Documents};
 use super::SHORT;
 
 /// Bytes of a piece.
@@ -20,8 +25,14 @@ const PIECE: usize = 256 << 10;
 /// Pieces that wait for whoever takes them.
 pub(crate) const PIECES: usize = 8;
 
-/// Largest list of images, bytes.
+/// Largest list of images, and largest document of an image, bytes.
 const LIST: u64 = 4 << 20;
+
+/// Most files of an image.
+const MOST_FILES: usize = 4096;
+
+/// Where an OCI layout has its files by their content.
+pub(crate) const BLOBS: &str = "blobs/sha256/";
 
 /// What is in an archive.
 enum Part<'a> {
@@ -47,7 +58,7 @@ fn part<'a>(path: &str, kind: tar::EntryType, link: Option<&'a str>) -> Part<'a>
     let of_digest = |name: &str, end: &str| name.strip_suffix(end).is_some_and(is_digest);
     let is_file = match path.split_once('/') {
         None => path == "oci-layout" || of_digest(path, ".json") || of_digest(path, ".tar"),
-        Some(("blobs", below)) => below.strip_prefix("sha256/").is_some_and(is_digest),
+        Some(("blobs", _)) => path.strip_prefix(BLOBS).is_some_and(is_digest),
         Some((directory, file)) => is_digest(directory) && matches!(file, "VERSION" | "json" | "layer.tar"),
     };
     let links_to_layer = |link: &str| {
@@ -86,25 +97,13 @@ struct Index {
     schema_version: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     media_type: Option<String>,
-    manifests: Vec<Descriptor>,
+    manifests: [Descriptor; 1],
 }
 
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Descriptor {
-    media_type: String,
-    digest: String,
-    size: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    platform: Option<Platform>,
-}
-
-#[derive(Deserialize, Serialize)]
-struct Platform {
-    architecture: String,
-    os: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    variant: Option<String>,
+impl Index {
+    fn of(manifest: Descriptor) -> Self {
+        Self { schema_version: 2, media_type: None, manifests: [manifest] }
+    }
 }
 
 fn not_one() -> io::Error {
@@ -125,58 +124,98 @@ fn manifest(text: &[u8], id: &str) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&images)?)
 }
 
-/// That of the OCI, of one image.
-fn index(text: &[u8]) -> io::Result<Vec<u8>> {
-    let index: Index = serde_json::from_slice(text)?;
-    let [_] = index.manifests.as_slice() else { return Err(not_one()) };
-    Ok(serde_json::to_vec(&index)?)
+/// Adds a file, of which all must come.
+fn add(to: &mut tar::Builder<impl Write>, path: &str, size: u64, from: impl Read) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_size(size);
+    let mut counted = Counted { from, bytes: 0 };
+    to.append_data(&mut header, path, &mut counted)?;
+    if counted.bytes == size { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Writes an archive of the image with this ID and nothing else, without names.
+/// Counts what is read.
+struct Counted<R> {
+    from: R,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.from.read(into)?;
+        self.bytes += read as u64;
+        Ok(read)
+    }
+}
+
+/// Writes an archive of the image with this ID and nothing else, without names. An OCI layout gets its list last, once its layers
+/// are known to be those of the ID.
 ///
 /// # Errors
 /// What is read is no archive of that image alone, or one of the two cannot be read or written.
 pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> {
     let id = id.strip_prefix("sha256:").unwrap_or(id);
     let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
-    let mut lists = [false; 2];
+    let (mut documents, mut seen, mut oci) = (Documents::default(), HashSet::new(), None);
     for entry in archive.entries()? {
         let mut entry = entry?;
         let path = entry.path()?.to_str().unwrap_or_default().trim_end_matches('/').to_owned();
         let link = entry.link_name()?.and_then(|link| link.to_str().map(str::to_owned));
         let mut header = tar::Header::new_gnu();
-        header.set_mode(0o644);
-        let list = match part(&path, entry.header().entry_type(), link.as_deref()) {
-            Part::Other => continue,
+        let part = part(&path, entry.header().entry_type(), link.as_deref());
+        // An engine takes the last of two.
+        if matches!(part, Part::File | Part::Manifest | Part::Index) {
+            if !seen.insert(path.clone()) {
+                return Err(io::Error::other(format!("an archive with two files {path}")));
+            }
+            if seen.len() > MOST_FILES {
+                return Err(io::Error::other("an archive with more files than an image has"));
+            }
+        }
+        match part {
+            Part::Other => {}
             Part::File => {
-                header.set_size(entry.size());
-                copy.append_data(&mut header, &path, &mut entry)?;
-                continue;
+                let size = entry.size();
+                match path.strip_prefix(BLOBS) {
+                    Some(digest) if size <= LIST => {
+                        let mut content = Vec::new();
+                        entry.read_to_end(&mut content)?;
+                        add(&mut copy, &path, size, content.as_slice())?;
+                        documents.keep(digest, content)?;
+                    }
+                    _ => add(&mut copy, &path, size, &mut entry)?,
+                }
             }
             Part::Directory => {
                 header.set_entry_type(tar::EntryType::Directory);
                 header.set_mode(0o755);
                 header.set_size(0);
                 copy.append_data(&mut header, &path, io::empty())?;
-                continue;
             }
             Part::Link(link) => {
                 header.set_entry_type(tar::EntryType::Symlink);
                 header.set_size(0);
                 copy.append_link(&mut header, &path, link)?;
-                continue;
             }
-            Part::Manifest => 0,
-            Part::Index => 1,
-        };
-        if std::mem::replace(&mut lists[list], true) {
-            return Err(io::Error::other(format!("an archive with two files {path}")));
+            Part::Manifest => {
+                let mut text = Vec::new();
+                entry.take(LIST).read_to_end(&mut text)?;
+                let text = manifest(&text, id)?;
+                add(&mut copy, &path, text.len() as u64, text.as_slice())?;
+            }
+            Part::Index => {
+                let mut text = Vec::new();
+                entry.take(LIST).read_to_end(&mut text)?;
+                let index: Index = serde_json::from_slice(&text)?;
+                oci = Some((path, index));
+            }
         }
-        let mut text = Vec::new();
-        entry.take(LIST).read_to_end(&mut text)?;
-        let text = if list == 0 { manifest(&text, id)? } else { index(&text)? };
-        header.set_size(text.len() as u64);
-        copy.append_data(&mut header, &path, text.as_slice())?;
+    }
+    if let Some((path, index)) = oci {
+        let [manifest] = &index.manifests;
+        documents.are_of(manifest, id)?;
+        let text = serde_json::to_vec(&index)?;
+        add(&mut copy, &path, text.len() as u64, text.as_slice())?;
     }
     copy.into_inner()?.flush()
 }
@@ -321,12 +360,13 @@ impl Write for Pieces {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use serde_json::Value;
+pub(super) mod tests {
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::image::Digest;
 
-    fn archive(entries: &[(&str, &str)]) -> Vec<u8> {
+    pub(super) fn archive(entries: &[(&str, &str)]) -> Vec<u8> {
         let mut archive = tar::Builder::new(Vec::new());
         for (name, content) in entries {
             let mut header = tar::Header::new_gnu();
@@ -403,18 +443,63 @@ mod tests {
 
     #[test]
     fn an_image_of_the_oci_comes_without_a_name() {
-        let blob = format!("blobs/sha256/{}", "0a".repeat(32));
-        let index = r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"d","size":1,"Annotations":{"org.opencontainers.image.ref.name":"debian"}}],"annotations":{},"Manifests":[{},{}]}"#;
-        let found = passed(&[("oci-layout", "{}"), (&blob, "b"), ("index.json", index)], "x").unwrap();
-        assert_eq!(found.len(), 3);
-        assert_eq!(
-            found[2].1,
-            r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","digest":"d","size":1}]}"#
-        );
+        let digest = |text: &str| Digest::of(text.as_bytes()).to_string();
+        let blob = |text: &str| format!("{BLOBS}{}", Digest::of(text.as_bytes()).hex());
+        let config = json!({ "rootfs": { "diff_ids": [digest("layer")] } }).to_string();
+        let part = |text: &str| json!({ "mediaType": "m", "digest": digest(text), "size": 1 });
+        let manifest = |layer: &str| {
+            json!({ "schemaVersion": 2, "config": part(&config), "layers": [part(layer)] }).to_string()
+        };
+        let index = |manifest: &str| {
+            let named = format!(
+                r#""mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{}","size":1"#,
+                digest(manifest)
+            );
+            let more = r#""Annotations":{"org.opencontainers.image.ref.name":"debian"}"#;
+            (
+                format!(
+                    r#"{{"schemaVersion":2,"manifests":[{{{named},{more}}}],"annotations":{{}},"Manifests":[{{}},{{}}]}}"#
+                ),
+                format!(r#"{{"schemaVersion":2,"manifests":[{{{named}}}]}}"#),
+            )
+        };
+        let passed = |manifest: &str, twice: &str| {
+            let (list, _) = index(manifest);
+            let (of_manifest, of_config, layer) = (blob(manifest), blob(&config), blob("layer"));
+            let entries = [
+                ("index.json", &*list),
+                ("oci-layout", "{}"),
+                (&of_manifest, manifest),
+                (&layer, "layer"),
+                (&of_config, &config),
+                (twice, "x"),
+            ];
+            passed(&entries, &digest(&config))
+        };
+        let right = manifest("layer");
+        let found = passed(&right, "index").unwrap();
+        assert_eq!(found.len(), 5);
+        // The list comes last, when it is known what it lists.
+        assert_eq!(found[4], ("index.json".to_owned(), index(&right).1));
+
+        // Under an ID that is trusted comes nothing but its layers.
+        let told = passed(&manifest("evil"), "index").unwrap_err().to_string();
+        assert!(told.contains("other layers than its image has"), "{told}");
+        for twice in [blob("layer"), "oci-layout".to_owned(), "index.json".to_owned()] {
+            let told = passed(&right, &twice).unwrap_err().to_string();
+            assert!(told.contains("two files"), "{told}");
+        }
+    }
+
+    #[test]
+    fn an_archive_that_is_cut_off_is_none() {
+        let blob = format!("{BLOBS}{}", "0a".repeat(32));
+        let whole = archive(&[(&blob, &"x".repeat(2000))]);
+        assert!(nameless(&whole[..1000], io::sink(), "x").is_err());
     }
 
     /// The names of what is in an archive.
-    fn names(archive: &[u8]) -> Vec<String> {
+    pub(super) fn names(archive: &[u8]) -> Vec<String> {
         let mut archive = tar::Archive::new(archive);
         let name =
             |entry: io::Result<tar::Entry<'_, _>>| entry.unwrap().path().unwrap().display().to_string();

@@ -13,20 +13,14 @@
 //! the two change names at the end. The engine has mounted the overlay by then, and what is changed below a mounted overlay is
 //! stale; so it is mounted anew.
 
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use godwit_criu::repair::{Here, Hidden, fit_kernel};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, openat2, renameat_with, statat,
-};
-use rustix::mount::{OpenTreeFlags, open_tree};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -44,6 +38,7 @@ use crate::runc::lifecycle::detach_all;
 use crate::runc::provided::{COVER_KEY as DUMPED_COVER_KEY, RESTORE_KEY as COVER_KEY};
 use crate::runc::restore::{self, Gate, StandIn};
 use crate::runc::rights;
+use crate::view::exchange;
 
 /// Where what waits for a container is in an engine's storage: its changed files and its volumes, as one tree.
 pub(super) fn waiting_in(storage: &Path, token: &str) -> PathBuf {
@@ -519,31 +514,6 @@ fn volumes_in(
             Ok(Volume { name: name.clone(), files, anonymous: false })
         })
         .collect()
-}
-
-/// Exchanges a directory that has come with one of the engine's, in its storage.
-///
-/// Podman has bound a part of its storage on itself, and no rename crosses mounts, even of the same filesystem. So both are
-/// named in a view of the storage that has no mount in it. What has come may have links in it, which lead out of it.
-fn exchange(storage: &Path, waiting: &Path, own: &Path) -> io::Result<()> {
-    let not_below = || io::Error::other("it is not in its engine's storage");
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let view = open_tree(CWD, storage, flags)?;
-    let parent = |path: &Path| -> io::Result<(OwnedFd, OsString)> {
-        let below = path.strip_prefix(storage).map_err(|_| not_below())?;
-        let (parent, name) =
-            (below.parent().ok_or_else(not_below)?, below.file_name().ok_or_else(not_below)?);
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok((openat2(&view, parent, directory, Mode::empty(), resolve)?, name.to_owned()))
-    };
-    let ((from, name), (to, own_name)) = (parent(waiting)?, parent(own)?);
-    let come = statat(&from, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-    if FileType::from_raw_mode(come.st_mode) != FileType::Directory {
-        return Err(io::Error::other("what has come for it is no directory"));
-    }
-    renameat_with(&from, &name, &to, &own_name, RenameFlags::EXCHANGE)?;
-    Ok(())
 }
 
 /// The overlay that a line of mountinfo tells of, if it is the one mounted there.

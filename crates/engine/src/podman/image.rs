@@ -2,8 +2,8 @@
 //!
 //! An OCI archive names each layer by its digest, and Podman reads none of them that its storage has. So these are left out
 //! on the way. It checks the others against their digests as it loads them, and the image has the same ID afterwards or is
-//! not the one that was asked for. An image of Docker's format keeps its ID only in Docker's archives, of which Podman wants
-//! every layer; those go whole.
+//! not the one that was asked for. An image of Docker's format is saved as an archive of Docker's, and written anew as one
+//! of the OCI on the way.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -20,11 +20,8 @@ use super::Podman;
 use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
-use crate::foreign::archive::{Pieces, without, without_names};
+use crate::foreign::archive::{BLOBS, Pieces, oci_layout, without, without_names};
 use crate::foreign::making::PULL;
-
-/// Where an OCI archive has its blobs.
-const BLOBS: &str = "blobs/sha256/";
 
 /// Most layers that a node is believed to have.
 const MOST_LAYERS: usize = 4096;
@@ -118,7 +115,7 @@ impl Podman {
             let mut pieces = Pieces::new(to);
             let sent = match child.stdout.take() {
                 Some(archive) if is_oci => filter(archive, &without, &mut pieces),
-                Some(mut archive) => io::copy(&mut archive, &mut pieces).map(drop),
+                Some(archive) => oci_layout(archive, &without, &mut pieces),
                 None => Ok(()),
             };
             let sent = sent.and_then(|()| pieces.flush());

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_engine::tree::Snapshot;
+use godwit_engine::view::rename_directory;
 use godwit_names::ServiceName;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{MOST_NAMES, MOST_PATH_BYTES, OLDEST};
@@ -471,12 +471,18 @@ impl KeptFiles {
         format!("its state {} cannot be used: {error}", self.state.display())
     }
 
-    /// Makes an empty directory from which the files can be taken to those of services.
-    fn make(&self) -> Result<(PathBuf, Vec<u8>), LocalError> {
-        let (directory, services) = (self.directory(), self.state.join("services"));
+    /// The directory where they wait, which is there from now on.
+    pub(crate) fn made_directory(&self) -> Result<PathBuf, LocalError> {
+        let directory = self.directory();
         // What came is for nobody else.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
         made.map_err(io_error("create", &directory))?;
+        Ok(directory)
+    }
+
+    /// Makes an empty directory from which the files can be taken to those of services.
+    fn make(&self) -> Result<(PathBuf, Vec<u8>), LocalError> {
+        let (directory, services) = (self.made_directory()?, self.state.join("services"));
         fs::create_dir_all(&services).map_err(io_error("create", &services))?;
         let device = |path: &Path| fs::metadata(path).map(|of| of.dev()).map_err(io_error("look at", path));
         if device(&directory)? != device(&services)? {
@@ -608,8 +614,8 @@ impl Held {
     pub(crate) fn put_in(mut self, place: &Path) -> Result<(), LocalError> {
         let Some(kept) = self.kept.as_mut().and_then(|kept| kept.take()) else { return Ok(()) };
         fs::remove_dir(place).map_err(io_error("remove the empty directory", place))?;
-        let renamed = renameat_with(CWD, &kept.directory.0, CWD, place, RenameFlags::NOREPLACE);
-        renamed.map_err(io::Error::from).map_err(io_error("put files that were sent ahead into", place))
+        let renamed = rename_directory(&kept.directory.0, place);
+        renamed.map_err(io_error("put files that were sent ahead into", place))
     }
 }
 

@@ -145,11 +145,15 @@ async fn place_for_files(
     Asked { service, tree, .. }: &Asked,
 ) -> Result<(Held, Room), String> {
     let node = &local.node;
-    if service.kept.is_some() {
-        return Err("its engine keeps its files".into());
-    }
     if local.kept_files.keeps_none() {
         return Err(format!("node {node} keeps no files (godwitd serve --retained-files 0)"));
+    }
+    let told =
+        |error: &(dyn std::error::Error + 'static)| format!("node {node}: {}", crate::error_chain(error));
+    let directory = local.kept_files.made_directory().map_err(|error| told(&error))?;
+    let against = local.engine.against_files_in(&local.config(service), &directory).await;
+    if let Some(why) = against.map_err(|error| told(&error))? {
+        return Err(format!("node {node}: {why}"));
     }
     let held = local.kept_files.hold(service, source).await;
     let mut held =

@@ -33,9 +33,6 @@ impl Found {
 impl Source {
     /// Finds the files that a preparation sends ahead.
     pub(super) async fn find_files(&self) -> Result<Found, SourceError> {
-        if let Some(kept) = &self.service.kept {
-            return Ok(Found::Stay(format!("{} keeps them", kept.keeper.title())));
-        }
         let key = PageKey::random();
         let tree = self.tree().await?;
         let tree = tree.by_blocks(BlockHash::new(move |block| key.hash_block(block))).lasting(true);
