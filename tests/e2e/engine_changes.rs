@@ -64,8 +64,9 @@ fn move_along(engine: &str) {
         |node: &str, (old, new): (&str, &str), (memory, swap, bytes): (&str, &str, u64), cpus: &str| {
             nodes.own(node, &["rename", old, new]);
             let mut words = vec!["update", "--memory", memory, "--memory-swap", swap, "--cpus", cpus];
+            words.extend(["--cpu-shares", "512", "--cpuset-cpus", "0", "--memory-reservation", "32m"]);
             if is_docker {
-                words.extend(["--cpu-shares", "512", "--pids-limit", "100", "--restart", "on-failure:3"]);
+                words.extend(["--pids-limit", "100", "--restart", "on-failure:3"]);
             }
             nodes.own(node, &[&words[..], &[new]].concat());
             assert_eq!(limit_of(&inspect(&nodes, node, new)), bytes, "{engine} has changed it");
@@ -76,10 +77,18 @@ fn move_along(engine: &str) {
         let there = inspect(&nodes, node, name);
         let host = &there["HostConfig"];
         assert_eq!((&host["Memory"], &host["MemorySwap"]), (&json!(bytes), &json!(swap)), "{host}");
+        assert_eq!(
+            (&host["CpusetCpus"], &host["MemoryReservation"]),
+            (&json!("0"), &json!(32 << 20)),
+            "{host}"
+        );
+        let shares = host["CpuShares"].as_u64().unwrap();
+        // Weights of cgroup version 2 are coarser.
+        assert!((512..540).contains(&shares), "{host}");
         match is_docker {
             true => {
                 assert_eq!(host["NanoCpus"], json!(quota * 10_000), "{host}");
-                assert_eq!((&host["CpuShares"], &host["PidsLimit"]), (&json!(512), &json!(100)), "{host}");
+                assert_eq!((shares, &host["PidsLimit"]), (512, &json!(100)), "{host}");
                 wait_for("its restart policy", || {
                     let now = inspect(&nodes, node, name)["HostConfig"]["RestartPolicy"].clone();
                     (now == json!({ "Name": "on-failure", "MaximumRetryCount": 3 })).then_some(())

@@ -22,6 +22,10 @@ const MEMORY: [&str; 2] = ["memory", "limit"];
 const SWAP: [&str; 2] = ["memory", "swap"];
 const QUOTA: [&str; 2] = ["cpu", "quota"];
 const PERIOD: [&str; 2] = ["cpu", "period"];
+const RESERVATION: [&str; 2] = ["memory", "reservation"];
+const SHARES: [&str; 2] = ["cpu", "shares"];
+const PROCESSORS: [&str; 2] = ["cpu", "cpus"];
+const MEMORY_NODES: [&str; 2] = ["cpu", "mems"];
 
 /// The largest page of any machine, bytes.
 const LARGEST_PAGE: i64 = 64 << 10;
@@ -72,14 +76,18 @@ impl Definition {
     }
 
     fn set_limit(&mut self, name: [&str; 2], limit: i64) {
+        self.set_resource(name, (limit > 0).then(|| limit.into()));
+    }
+
+    fn set_resource(&mut self, name: [&str; 2], value: Option<Value>) {
         let of = &mut self.spec["linux"]["resources"][name[0]];
         if !of.is_object() {
             *of = json!({});
         }
-        if limit > 0 {
-            of[name[1]] = limit.into();
-        } else if let Some(of) = of.as_object_mut() {
-            of.remove(name[1]);
+        match (value, of.as_object_mut()) {
+            (Some(value), _) => of[name[1]] = value,
+            (None, Some(of)) => drop(of.remove(name[1])),
+            (None, None) => {}
         }
     }
 
@@ -113,6 +121,20 @@ impl Definition {
                 self.set_limit(PERIOD, if quota > 0 { of(period) } else { -1 });
             }
         }
+        if let Some(reservation) = now.reservation.filter(|now| differs(*now, self.limit_of(RESERVATION))) {
+            self.set_limit(RESERVATION, reservation);
+        }
+        let shares = u64::try_from(self.limit_of(SHARES)).ok();
+        if let Some(share) = now.share.filter(|share| !share.is(shares)) {
+            self.set_limit(SHARES, share.shares());
+        }
+        for (name, places) in [(PROCESSORS, now.processors), (MEMORY_NODES, now.memory_nodes)] {
+            let old = self.spec["linux"]["resources"][name[0]][name[1]].as_str().unwrap_or_default();
+            if let Some(places) = places.filter(|places| !places.is(old)) {
+                let list = Some(places.list()).filter(|list| !list.is_empty());
+                self.set_resource(name, list.map(Into::into));
+            }
+        }
         self
     }
 
@@ -129,6 +151,12 @@ impl Definition {
         add("--memory-swap", &resources["memory"]["swap"]);
         add("--cpu-period", &resources["cpu"]["period"]);
         add("--cpu-quota", &resources["cpu"]["quota"]);
+        add("--memory-reservation", &resources["memory"]["reservation"]);
+        add("--cpu-shares", &resources["cpu"]["shares"]);
+        for (option, name) in [("--cpuset-cpus", PROCESSORS), ("--cpuset-mems", MEMORY_NODES)] {
+            let list = resources[name[0]][name[1]].as_str().filter(|list| !list.is_empty());
+            words.extend(list.into_iter().flat_map(|list| [option.to_owned(), list.to_owned()]));
+        }
         words
     }
 }
@@ -197,18 +225,33 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::processes::limits::Share;
 
     #[test]
     fn the_limits_of_the_cgroup_are_taken_over_where_they_are_others() {
         let told =
             json!({ "config": {}, "spec": { "ociVersion": "1.0.2", "root": { "path": "" }, "linux": {} } });
         let plain = Definition::told(&told).unwrap();
-        let none = Limits { memory: Some(-1), swap: Some(-1), cpu: Some((-1, 100_000)) };
-        assert_eq!(plain.clone().limited(none).limits(), [""; 0]);
+        let none = Limits {
+            memory: Some(-1),
+            swap: Some(-1),
+            cpu: Some((-1, 100_000)),
+            reservation: Some(-1),
+            share: Some(Share::Shares(1024)),
+            ..Limits::default()
+        };
+        assert_eq!(plain.clone().limited(none.clone()).limits(), [""; 0]);
         assert_eq!(plain.clone().limited(Limits::default()), plain);
-        let some = Limits { memory: Some(4 << 20), swap: Some(8 << 20), cpu: Some((5000, 10_000)) };
-        let limited = plain.limited(some);
-        let words = "--memory 4194304 --memory-swap 8388608 --cpu-period 10000 --cpu-quota 5000";
+        let some = Limits {
+            memory: Some(4 << 20),
+            swap: Some(8 << 20),
+            cpu: Some((5000, 10_000)),
+            reservation: Some(1 << 20),
+            share: Some(Share::Weight(20)),
+            ..Limits::default()
+        };
+        let limited = plain.limited(some.clone());
+        let words = "--memory 4194304 --memory-swap 8388608 --cpu-period 10000 --cpu-quota 5000 --memory-reservation 1048576 --cpu-shares 526";
         assert_eq!(limited.limits().join(" "), words);
         // They go with it.
         assert_eq!(Definition::told(&limited.value()).unwrap().limits().join(" "), words);
@@ -217,7 +260,7 @@ mod tests {
         let odd = limited.clone().changed(&changes).unwrap();
         assert_eq!(odd.clone().limited(some), odd);
         // Without swap in its cgroup there is as much of it as memory.
-        let more = Limits { memory: Some(8 << 20), swap: None, cpu: None };
+        let more = Limits { memory: Some(8 << 20), ..Limits::default() };
         assert!(
             limited
                 .clone()

@@ -1,8 +1,9 @@
 //! The limits of memory and CPU that a container's processes have now, whoever set them. cgroup v1 and v2.
 //!
 //! Some runtimes have the processes in a cgroup below the one with the limits, so each one that is named after the container
-//! counts, and the tightest limit holds.
+//! counts, and the tightest limit holds. What is no limit is that of the highest of them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::cgroup::Cgroup;
@@ -10,8 +11,12 @@ use super::cgroup::Cgroup;
 /// Version 1 says so where there is no limit of memory: the most that is a multiple of a page.
 const NO_LIMIT: i64 = i64::MAX - 65_535;
 
+/// The share of CPU time that a cgroup has by itself.
+const SHARES: u64 = 1024;
+const WEIGHT: u64 = 100;
+
 /// Limits as engines write them: -1 for none. Nothing of what this machine does not limit.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Memory, bytes.
     pub(crate) memory: Option<i64>,
@@ -19,6 +24,75 @@ pub(crate) struct Limits {
     pub(crate) swap: Option<i64>,
     /// CPU time in each period, and that; microseconds.
     pub(crate) cpu: Option<(i64, i64)>,
+    /// Memory that is left to it while others need some, bytes.
+    pub(crate) reservation: Option<i64>,
+    pub(crate) share: Option<Share>,
+    /// Processors on which it may run.
+    pub(crate) processors: Option<Places>,
+    /// Nodes of the machine from which it may have memory.
+    pub(crate) memory_nodes: Option<Places>,
+}
+
+/// A share of CPU time. Version 2 has weights of 1 to 10,000, into which runc turns the shares of 2 to 262,144 that engines know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Share {
+    Shares(u64),
+    Weight(u64),
+}
+
+impl Share {
+    /// Whether it is what comes of so many shares, or of none that anybody has asked for.
+    pub(crate) fn is(self, shares: Option<u64>) -> bool {
+        let weight = |shares: u64| 1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142;
+        match self {
+            Self::Shares(now) => now == shares.unwrap_or(SHARES),
+            Self::Weight(now) => now == shares.map_or(WEIGHT, weight),
+        }
+    }
+
+    /// How many; -1 for the share that a cgroup has by itself.
+    pub(crate) fn shares(self) -> i64 {
+        let shares = match self {
+            Self::Shares(SHARES) | Self::Weight(WEIGHT) => return -1,
+            Self::Shares(shares) => shares,
+            // The most that become this weight.
+            Self::Weight(weight) => 2 + (weight.clamp(1, 10_000) * 262_142 - 1) / 9999,
+        };
+        i64::try_from(shares.min(262_144)).unwrap_or(-1)
+    }
+}
+
+/// A list of processors, or of nodes of memory, as the kernel writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Places {
+    list: String,
+    /// Whether they are all that the cgroup above has.
+    is_all: bool,
+}
+
+impl Places {
+    /// Whether it is what comes of this list, or of none.
+    pub(crate) fn is(&self, list: &str) -> bool {
+        match list.trim() {
+            "" => self.is_all,
+            list => numbers(&self.list) == numbers(list),
+        }
+    }
+
+    /// The list; nothing for all.
+    pub(crate) fn list(&self) -> &str {
+        if self.is_all { "" } else { &self.list }
+    }
+}
+
+/// The numbers of a list such as `0-2,7`; none of one that is not understood.
+fn numbers(list: &str) -> Option<BTreeSet<u16>> {
+    let mut numbers = BTreeSet::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        numbers.extend(first.parse().ok()?..=last.parse::<u16>().ok()?);
+    }
+    Some(numbers)
 }
 
 impl Limits {
@@ -27,15 +101,35 @@ impl Limits {
         let read = |directory: &Path, file: &str| std::fs::read_to_string(directory.join(file)).ok();
         let memory = named_after(cgroup.directory("memory"), id);
         let cpu = named_after(cgroup.directory("cpu"), id);
+        let whole = |all: &[PathBuf], file: &str| read(all.last()?, file);
+        let cpuset = named_after(cgroup.directory("cpuset"), id);
+        let places = |file: &str| {
+            let highest = cpuset.last()?;
+            let (list, above) = (read(highest, file)?, highest.parent().and_then(|above| read(above, file)));
+            let list = list.trim().to_owned();
+            let is_all = list.is_empty() || above.is_some_and(|above| above.trim() == list);
+            Some(Places { list, is_all })
+        };
+        let (processors, memory_nodes) = (places("cpuset.cpus"), places("cpuset.mems"));
         if cgroup.is_unified() {
             let of = |file: &str| tightest(memory.iter().filter_map(|at| number(&read(at, file)?)));
+            let low = whole(&memory, "memory.low").and_then(|text| number(&text));
             let (memory, swap) = (of("memory.max"), of("memory.swap.max"));
             let both = |(memory, swap): (i64, i64)| match memory < 0 || swap < 0 {
                 true => -1,
                 false => memory.saturating_add(swap),
             };
             let quotas = cpu.iter().filter_map(|at| quota(&read(at, "cpu.max")?));
-            return Self { memory, swap: memory.zip(swap).map(both), cpu: tightest_cpu(quotas) };
+            return Self {
+                memory,
+                swap: memory.zip(swap).map(both),
+                cpu: tightest_cpu(quotas),
+                reservation: low.map(|low| if low == 0 { -1 } else { low }),
+                share: whole(&cpu, "cpu.weight")
+                    .and_then(|text| Some(Share::Weight(text.trim().parse().ok()?))),
+                processors,
+                memory_nodes,
+            };
         }
         let of = |file: &str| tightest(memory.iter().filter_map(|at| number(&read(at, file)?)));
         let quotas = cpu.iter().filter_map(|at| {
@@ -45,6 +139,10 @@ impl Limits {
             memory: of("memory.limit_in_bytes"),
             swap: of("memory.memsw.limit_in_bytes"),
             cpu: tightest_cpu(quotas),
+            reservation: whole(&memory, "memory.soft_limit_in_bytes").and_then(|text| number(&text)),
+            share: whole(&cpu, "cpu.shares").and_then(|text| Some(Share::Shares(text.trim().parse().ok()?))),
+            processors,
+            memory_nodes,
         }
     }
 }
@@ -81,6 +179,7 @@ fn tightest_cpu(all: impl Iterator<Item = (i64, i64)>) -> Option<(i64, i64)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -91,6 +190,29 @@ mod tests {
         assert_eq!((quota("max 100000\n"), quota("5 10")), (Some((-1, 100_000)), Some((5, 10))));
         assert_eq!((tightest([-1, 7, 5].into_iter()), tightest([-1].into_iter())), (Some(5), Some(-1)));
         assert_eq!(tightest_cpu([(-1, 10), (50, 100), (10, 100)].into_iter()), Some((10, 100)));
+    }
+
+    #[test]
+    fn a_share_is_the_same_in_both_versions() {
+        // As runc turns them: 512 become 20, and 1024 become 39.
+        for (shares, weight) in [(2, 1), (512, 20), (1024, 39), (262_144, 10_000)] {
+            assert!(Share::Weight(weight).is(Some(shares)), "{shares}");
+            let again = u64::try_from(Share::Weight(weight).shares()).unwrap();
+            assert!(Share::Weight(weight).is(Some(again)), "{shares}: {again}");
+        }
+        assert!(!Share::Weight(20).is(Some(1024)) && !Share::Weight(20).is(None));
+        assert!(Share::Weight(100).is(None) && Share::Shares(1024).is(None));
+        assert_eq!((Share::Weight(100).shares(), Share::Shares(1024).shares()), (-1, -1));
+        assert_eq!(Share::Shares(7).shares(), 7);
+    }
+
+    #[test]
+    fn places_are_those_of_a_list_however_it_is_written() {
+        let places = |list: &str, is_all| Places { list: list.into(), is_all };
+        assert!(places("0-2", false).is("2,0,1") && !places("0-2", false).is("0,1"));
+        assert!(places("0-1", true).is("") && places("0-1", true).is("0,1"));
+        assert!(!places("0", false).is("") && !places("0", false).is("x"));
+        assert_eq!((places("0", false).list(), places("0", true).list()), ("0", ""));
     }
 
     #[test]
