@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_memory::tracker::Backend;
+use godwit_policy::Mode;
 
 use super::process::Process;
 use super::script::Deed;
 use super::wire::{Cut, Slow, Way as Along};
 use super::world::{Ended, Fault, Side, Way, play};
-use crate::options::Mode;
 
 const COLD: Way =
     Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None, begins: 0, ahead: false };

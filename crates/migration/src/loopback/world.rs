@@ -11,6 +11,7 @@ use godwit_engine::image::{Digest, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{Mount, MountKind, files};
 use godwit_memory::tracker::{Backend, Detected};
+use godwit_policy::Mode;
 use godwit_transfer::{ClusterAuthority, Identity, NodeName};
 use tempfile::TempDir;
 
@@ -20,7 +21,7 @@ use super::process::{Process, SEED};
 use super::script::Deed;
 use super::wire::{Cut, Slow, Wire};
 use crate::incarnation::Incarnation;
-use crate::options::{Mode, Options};
+use crate::options::Options;
 use crate::report::{Outcome, Phase};
 use crate::service::{Layout, Service};
 

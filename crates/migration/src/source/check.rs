@@ -11,6 +11,9 @@ use godwit_criu::obstacles::Obstacle;
 use godwit_engine::ContainerConfig;
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, shared};
+use godwit_policy::Mode;
+use godwit_policy::curve::{Curve, Look};
+use godwit_policy::outlook::{Known, Outlook, foresee};
 
 use super::files::next_round;
 use super::layers::Lacking;
@@ -20,14 +23,12 @@ use super::reserve::chosen;
 use super::{Source, SourceError};
 use crate::link::Link;
 use crate::message::{Accepted, Message, Versions};
-use crate::options::Mode;
-use crate::outlook::{Known, Outlook, Sample, Writes, foresee};
 
 /// How long a service that has just come may take to have all of its pages.
 const ARRIVAL: Duration = Duration::from_secs(5);
 
-/// The two samples of what a service writes.
-const SAMPLES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+/// How long a service is looked at, and how long again.
+const LOOKS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
 /// How long the destination may take to answer: it may wait for its CRIU, and for what is ending there.
 const ANSWER: Duration = Duration::from_secs(60);
@@ -193,10 +194,12 @@ impl Source {
             Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),
         };
-        let (writes, link) = tokio::join!(self.writes(&plan), measure(link));
-        let (known, warning) = writes?;
+        let (looks, link) = tokio::join!(self.looks(&plan), measure(link));
+        let (looks, warning) = looks?;
         findings.warnings.extend(warning);
-        let written = |known: Writes| plan.needs_writes().then(|| known.bytes_per_second());
+        let populated = memory / PAGE_SIZE;
+        let writes = looks.map(|looks| Curve::fit(&looks, populated));
+        let written = writes.as_ref().filter(|_| plan.needs_writes()).map(Curve::bytes_per_second);
         let link = match link {
             Ok(link) => link,
             Err(why) => {
@@ -206,12 +209,11 @@ impl Source {
                 None
             }
         };
-        let outlook = known.zip(link).map(|(writes, link)| {
+        let outlook = writes.zip(link).map(|(writes, link)| {
             let bandwidth = match self.options.max_bandwidth {
                 Some(most) => link.bandwidth.min(most as f64),
                 None => link.bandwidth,
             };
-            let populated = memory / PAGE_SIZE;
             foresee(&Known { mode: plan.mode, goals: plan.goals, populated, writes, bandwidth, fixed })
         });
         if let Some(outlook) = &outlook {
@@ -225,7 +227,7 @@ impl Source {
             mode: outlook.as_ref().map_or(plan.mode, |outlook| outlook.mode).name(),
             why: plan.why().to_owned(),
             memory_bytes: memory,
-            written_bytes_per_second: known.and_then(written),
+            written_bytes_per_second: written,
             layer_bytes,
             file_bytes,
             link,
@@ -312,11 +314,10 @@ impl Source {
         Ok(())
     }
 
-    /// What the service writes, where that matters; none where the kernel cannot tell, which is noted.
-    async fn writes(&self, plan: &Plan) -> Result<(Option<Writes>, Option<String>), SourceError> {
-        let none = Sample { pages: 0, time: Duration::ZERO };
+    /// Looks at what the service writes, where that matters; none where the kernel cannot tell, which is noted.
+    async fn looks(&self, plan: &Plan) -> Result<(Option<Vec<Look>>, Option<String>), SourceError> {
         if !plan.needs_writes() {
-            return Ok((Some(Writes { short: none, long: none }), None));
+            return Ok((Some(Vec::new()), None));
         }
         if plan.backend == Backend::None {
             let why = format!(
@@ -326,17 +327,16 @@ impl Source {
             return Ok((None, Some(why)));
         }
         let (mut tracker, ..) = self.track(Tracker::new(plan.backend)).await?;
-        let (mut samples, mut unwatched) = ([none; 2], None);
+        let (mut looks, mut unwatched) = (Vec::new(), None);
         let mut scanned = Instant::now();
-        for (sample, time) in samples.iter_mut().zip(SAMPLES) {
+        for time in LOOKS {
             tokio::time::sleep(time).await;
             let pages;
             (tracker, pages, unwatched) = self.track(tracker).await?;
-            *sample = Sample { pages, time: scanned.elapsed() };
+            looks.push(Look { pages, time: scanned.elapsed() });
             scanned = Instant::now();
         }
-        let [short, long] = samples;
-        Ok((Some(Writes { short, long }), unwatched))
+        Ok((Some(looks), unwatched))
     }
 
     /// One scan: how many pages were written since the one before, and a process of which that cannot be told.

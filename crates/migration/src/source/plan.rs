@@ -1,10 +1,10 @@
 //! How a service's memory is to move: the mode, the way to find written pages, and when to freeze.
 
 use godwit_memory::tracker::{Backend, Detected};
+use godwit_policy::Mode;
+use godwit_policy::converge::Goals;
 
 use super::{Source, SourceError};
-use crate::converge::Goals;
-use crate::options::Mode;
 use crate::report::Report;
 
 /// Mode `auto` moves a service with less memory cold: on any usable link it crosses before a second scan would pay

@@ -8,6 +8,8 @@ use std::{fs, io};
 use godwit_engine::Tmpfs;
 use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::Backend;
+use godwit_policy::Mode;
+use godwit_policy::converge::{self, Next, Round};
 
 use super::dump::name;
 use super::files::{Ahead, Files};
@@ -18,11 +20,9 @@ use super::reserve::Agreed;
 use super::root::{Prepared, count};
 use super::streams::Streams;
 use super::{Source, SourceError};
-use crate::converge::{self, Next, Round};
 use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Message, Segments};
-use crate::options::Mode;
 use crate::page_hash::EarlierVisit;
 use crate::report::{Report, ms_since};
 

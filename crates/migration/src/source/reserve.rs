@@ -10,6 +10,7 @@ use godwit_engine::image::Digest;
 use godwit_engine::tree;
 use godwit_engine::{ContainerConfig, Engines, Mount, MountKind, OnMove};
 use godwit_memory::shared;
+use godwit_policy::Mode;
 
 use super::files::next_round;
 use super::layers::Lacking;
@@ -26,7 +27,6 @@ use crate::link::{Link, LinkError};
 use crate::machine::machine;
 use crate::message::{Accepted, Layer, Message, OLDEST_PROTOCOL_VERSION, Open, PROTOCOL_VERSION, Versions};
 use crate::needs::KernelNeeds;
-use crate::options::Mode;
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
 use crate::retained;

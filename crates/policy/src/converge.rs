@@ -10,6 +10,8 @@
 
 use std::time::Duration;
 
+use crate::PAGE;
+
 /// What one round measured. Pages are of 4 KiB.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Round {
@@ -55,9 +57,6 @@ pub enum Next {
 
 /// Least share of its CPU that a slowed service keeps, in thousandths.
 pub const SLOWEST: u32 = 125;
-
-/// A page's bytes.
-const PAGE: f64 = 4096.0;
 
 /// What may be left for the frozen time when the user gave no limit: less than any start of CRIU takes, so that more
 /// rounds would not shorten it noticeably.

@@ -1,63 +1,18 @@
-//! What a move would be like: a pure function of a sample of what the service writes, and of the link.
+//! What a move would be like: a pure function of what the service writes, and of the link.
 //!
-//! The rounds are those that [`decide`] would make. How many pages the service writes in the time of a
-//! round is told by two samples of different length: where the longer one found hardly more, it writes the same pages
-//! again and again; where it found as many more as it is longer, it writes others all the time.
+//! The rounds are those that [`decide`] would make, and what the service writes in the time of each is told by its [`Curve`].
 
 use std::time::Duration;
 
 use crate::converge::{Goals, Next, Round, SLOWEST, advice, decide};
-use crate::options::Mode;
-
-/// A page's bytes.
-const PAGE: f64 = 4096.0;
+use crate::curve::Curve;
+use crate::{Mode, PAGE};
 
 /// Most rounds that are thought through.
 const MOST_ROUNDS: u32 = 1000;
 
-/// Pages that were found written, and in what time.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
-    /// How many.
-    pub pages: u64,
-    /// In what time.
-    pub time: Duration,
-}
-
-/// Two samples, the second of which took longer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Writes {
-    /// The first.
-    pub short: Sample,
-    /// The second.
-    pub long: Sample,
-}
-
-impl Writes {
-    /// How many pages are written in this time, each counted once: a power of it that fits both samples.
-    #[must_use]
-    pub fn within(&self, time: Duration) -> f64 {
-        let Self { short, long } = self;
-        if long.pages == 0 {
-            return 0.0;
-        }
-        let longer = long.time.as_secs_f64().max(1e-3) / short.time.as_secs_f64().max(1e-3);
-        let power = match short.pages {
-            0 => 1.0,
-            few => ((long.pages as f64 / few as f64).ln() / longer.max(1.001).ln()).clamp(0.0, 1.0),
-        };
-        long.pages as f64 * (time.as_secs_f64() / long.time.as_secs_f64().max(1e-3)).powf(power)
-    }
-
-    /// Bytes of pages that are written in a second.
-    #[must_use]
-    pub fn bytes_per_second(&self) -> f64 {
-        self.within(Duration::from_secs(1)) * PAGE
-    }
-}
-
 /// What is known of a service and of its way.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Known {
     /// How the memory moves.
     pub mode: Mode,
@@ -66,7 +21,7 @@ pub struct Known {
     /// Pages of memory.
     pub populated: u64,
     /// What it writes.
-    pub writes: Writes,
+    pub writes: Curve,
     /// Bytes per second that the link carries.
     pub bandwidth: f64,
     /// What the frozen time is without pages.
@@ -158,6 +113,7 @@ fn whole(pages: f64) -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::curve::Look;
 
     const FIXED: Duration = Duration::from_millis(100);
     const GBIT: f64 = 125e6;
@@ -166,8 +122,10 @@ mod tests {
         Goals { max_frozen: None, max_rounds: 20, throttle: false, postcopy: false, thrifty: false }
     }
 
-    fn sample(pages: u64, ms: u64) -> Sample {
-        Sample { pages, time: Duration::from_millis(ms) }
+    /// A service of so many pages that writes so many of them in a quarter of a second and in a second.
+    fn writes(populated: u64, short: u64, long: u64) -> Curve {
+        let look = |pages, ms| Look { pages, time: Duration::from_millis(ms) };
+        Curve::fit(&[look(short, 250), look(long, 1000)], populated)
     }
 
     /// 1 GiB over 1 Gbit/s, with so many pages written in a quarter of a second and in a second.
@@ -176,7 +134,7 @@ mod tests {
             mode: Mode::Precopy,
             goals: goals(),
             populated: 1 << 18,
-            writes: Writes { short: sample(short, 250), long: sample(long, 1000) },
+            writes: writes(1 << 18, short, long),
             bandwidth: GBIT,
             fixed: FIXED,
         }
@@ -184,23 +142,6 @@ mod tests {
 
     fn seconds(time: Duration) -> f64 {
         time.as_secs_f64()
-    }
-
-    #[test]
-    fn pages_that_are_written_again_and_again_are_counted_once() {
-        let same = Writes { short: sample(500, 250), long: sample(500, 1000) };
-        let others = Writes { short: sample(250, 250), long: sample(1000, 1000) };
-        let ten = Duration::from_secs(10);
-        assert!((same.within(ten) - 500.0).abs() < 1e-6);
-        assert!((others.within(ten) - 10_000.0).abs() < 1e-6);
-        assert!((others.bytes_per_second() - 4_096_000.0).abs() < 1e-3);
-        let none = Writes { short: sample(9, 250), long: sample(0, 1000) };
-        assert!(none.within(ten) < 1e-9);
-        // Fewer in the longer time is chance: as many as then, for ever.
-        let fewer = Writes { short: sample(9, 250), long: sample(7, 1000) };
-        assert!((fewer.within(ten) - 7.0).abs() < 1e-6);
-        let rare = Writes { short: sample(0, 250), long: sample(1, 1000) };
-        assert!((rare.within(ten) - 10.0).abs() < 1e-6);
     }
 
     #[test]
