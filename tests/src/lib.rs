@@ -154,6 +154,8 @@ pub struct Report {
     pub rounds: u32,
     /// From the freeze at the source to the first instruction at the destination, in milliseconds.
     pub frozen_ms: f64,
+    /// Of it, what images, files and pages took on the link.
+    pub dump_transfer_ms: f64,
     /// The whole migration, in milliseconds.
     pub total_ms: f64,
     /// Bytes of all data connections.

@@ -64,6 +64,7 @@ pub mod options;
 pub(crate) mod page_hash;
 pub(crate) mod page_map;
 pub mod pagers;
+pub mod past_moves;
 pub mod promised;
 pub mod recovery;
 pub mod report;

@@ -31,6 +31,7 @@ use crate::journal::Journal;
 use crate::machine::available_memory;
 use crate::mounts::Mounts;
 use crate::pagers::Pagers;
+use crate::past_moves::PastMoves;
 use crate::promised::{Promised, Reservation};
 use crate::retained::Retention;
 use crate::service::{Layout, Service};
@@ -138,6 +139,8 @@ pub struct NodeResources {
     pub kept_files: Arc<KeptFiles>,
     /// What was sent of files of services that may leave.
     pub sent_files: Arc<SentFiles>,
+    /// What past moves from here took.
+    pub past_moves: PastMoves,
     /// Starts and ends the pagers of services on their way here.
     pub pagers: Arc<dyn Pagers>,
     /// Whether processes can be restored here before their pages are in place.

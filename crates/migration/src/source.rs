@@ -155,6 +155,8 @@ pub struct Source {
     timeline: Arc<Timeline>,
     /// What is said to be storage of both nodes, once it has been found.
     shared_storage: OnceLock<Vec<storage::Shared>>,
+    /// For how long it is to be frozen beside its pages, without regard to past moves.
+    foreseen: Mutex<Option<Duration>>,
 }
 
 impl Source {
@@ -172,7 +174,7 @@ impl Source {
         let (stream_traffic, jobs, timeline) = (Mutex::default(), Jobs::default(), Arc::default());
         // Also in the journal: whoever removes it here later leaves what stays.
         let service = reserve::with_engine_volumes(service, &options.binds);
-        let shared_storage = OnceLock::new();
+        let (shared_storage, foreseen) = (OnceLock::new(), Mutex::default());
         Self {
             local,
             service,
@@ -185,6 +187,7 @@ impl Source {
             jobs,
             timeline,
             shared_storage,
+            foreseen,
         }
     }
 
@@ -237,7 +240,9 @@ impl Source {
             Some(gone) => self.leave(gone, &mut recorder).await,
             None => None,
         };
-        (Ok(recorder.finish()), rest)
+        let report = recorder.finish();
+        self.learn(&report).await;
+        (Ok(report), rest)
     }
 
     /// Connects to the destination, if the service can move as it is now.

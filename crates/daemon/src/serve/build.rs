@@ -20,6 +20,7 @@ use godwit_migration::binds::Binds;
 use godwit_migration::journal::Journal;
 use godwit_migration::mounts::SystemMounts;
 use godwit_migration::pagers::PagerProgram;
+use godwit_migration::past_moves::PastMoves;
 use godwit_migration::promised::Promised;
 use godwit_migration::resources::NodeResources;
 use godwit_migration::retained::Retention;
@@ -150,6 +151,7 @@ pub(super) async fn build(
         retention: Retention::new(args.retained_memory.map(|mib| mib << 20)),
         kept_files: Arc::new(KeptFiles::new(&args.state, args.retained_files.map(|mib| mib << 20))),
         sent_files: Arc::default(),
+        past_moves: PastMoves::open(&args.state.join("past_moves.json")),
         pagers: Arc::new(PagerProgram(beside_us("godwit-pager")?)),
         userfaultfd: args.userfaultfd == Userfaultfd::Auto && can_restore_lazily(&criu).await,
         tracker: tracker(args.tracker),

@@ -31,6 +31,7 @@ use crate::doubt::Doubts;
 use crate::journal::Journal;
 use crate::link::{self, Link};
 use crate::options::Options;
+use crate::past_moves::PastMoves;
 use crate::promised::Promised;
 use crate::recovery;
 use crate::report::Report;
@@ -183,6 +184,7 @@ impl Daemon {
             retention: Retention::new(Some(0)),
             kept_files: Arc::new(KeptFiles::new(&layout.state, None)),
             sent_files: Arc::default(),
+            past_moves: PastMoves::open(&layout.state.join("past_moves.json")),
             pagers: Arc::new(Threads(Arc::clone(machine))),
             userfaultfd: machine.lazy,
             delta_cache: 1 << 20,

@@ -189,7 +189,7 @@ impl Source {
             let kinds = self.kinds(accepted, plan.mode).await?;
             self.warn_of_shared_memory(kinds, findings).await?;
         }
-        let fixed = self.fixed().await?;
+        let fixed = self.corrected(self.fixed(memory).await?);
         let (layer_bytes, link) = match answered {
             Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),

@@ -1,7 +1,7 @@
 //! Third: the service's memory, in rounds while it runs, until a freeze is due.
 
 use std::ops::ControlFlow;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -10,6 +10,7 @@ use godwit_memory::PAGE_SIZE;
 use godwit_memory::tracker::Backend;
 use godwit_policy::Mode;
 use godwit_policy::converge::{self, Next, Round};
+use godwit_policy::fixed::fixed;
 
 use super::dump::name;
 use super::files::{Ahead, Files};
@@ -24,14 +25,7 @@ use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Message, Segments};
 use crate::page_hash::EarlierVisit;
-use crate::report::{Report, ms_since};
-
-/// What a freeze, a dump, a restore and the commit take beside the pages: measured for small services, for which it is
-/// all of the frozen time.
-const FIXED: Duration = Duration::from_millis(250);
-
-/// What each TCP connection adds to that: measured with 1,000 and 10,000 of them.
-const CONNECTION: Duration = Duration::from_micros(30);
+use crate::report::{Outcome, Report, ms_since};
 
 /// Rounds with fewer pages show the round trip, not the bandwidth.
 const TELLING: u64 = 1024;
@@ -80,7 +74,7 @@ impl Rounds {
     /// How long the service is frozen beside its pages and files, where it would be for so long without comparisons.
     fn fixed(&self, before: Duration) -> Duration {
         // What is frozen is compared once more: both at a time, beside the dump and the restore.
-        before + self.comparing.max(self.files.comparing()).saturating_sub(FIXED / 2)
+        before + self.comparing.max(self.files.comparing()).saturating_sub(before / 2)
     }
 }
 
@@ -169,7 +163,6 @@ impl Source {
         mut rounds: Rounds,
     ) -> Result<(Pages, Files, bool), SourceError> {
         loop {
-            let before = self.fixed().await?;
             let scanning = Instant::now();
             let mut found;
             (rounds.pages, found) = self.scan(rounds.pages, false).await?;
@@ -179,6 +172,8 @@ impl Source {
                 rounds.comparing = comparing.elapsed();
                 found = rounds.pages.with_shared(found);
             }
+            let foreseen = self.fixed(found.populated * PAGE_SIZE).await?;
+            let before = self.corrected(foreseen);
             let fixed = rounds.fixed(before);
             report.pre_dump_ms += ms_since(scanning);
             report.memory_bytes = found.populated * 4096;
@@ -209,6 +204,8 @@ impl Source {
                                 last.files = bytes;
                             }
                             let fixed = rounds.fixed(before);
+                            *self.foreseen.lock().unwrap_or_else(PoisonError::into_inner) =
+                                Some(rounds.fixed(foreseen));
                             self.is_worth_it(&rounds, fixed, leave, report)?;
                             if rounds.agreed.sends_shared() && leave {
                                 let pages = (rounds.pages, rounds.agreed);
@@ -435,8 +432,8 @@ impl Source {
         Ok(self.local.engine.limit_cpu(&config, u32::try_from(millis).unwrap_or(u32::MAX)).await?)
     }
 
-    /// How long the service is frozen beside its pages and files.
-    pub(super) async fn fixed(&self) -> Result<Duration, SourceError> {
+    /// How long a service with so many bytes of memory is frozen beside its pages and files, without regard to past moves.
+    pub(super) async fn fixed(&self, memory: u64) -> Result<Duration, SourceError> {
         let processes = self.local.engine.processes(&self.local.config(&self.service)).await?;
         let connections = match processes.first().map(|pid| connections_of(*pid)) {
             Some(Ok(connections)) => connections,
@@ -447,7 +444,32 @@ impl Source {
             }
             None => 0,
         };
-        Ok(FIXED + CONNECTION * connections)
+        Ok(fixed(memory, connections))
+    }
+
+    /// The same by what past moves took: what is to be expected, or where there is a limit what nine of ten do not exceed.
+    pub(super) fn corrected(&self, fixed: Duration) -> Duration {
+        let belief = self.local.past_moves.belief(&self.destination, &self.service.id);
+        match self.options.max_frozen {
+            None => belief.expected(fixed),
+            Some(_) => belief.upper(fixed),
+        }
+    }
+
+    /// Notes how long it was frozen beside what was sent meanwhile, if that was foreseen.
+    pub(super) async fn learn(&self, report: &Report) {
+        let foreseen = self.foreseen.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let is_known = report.outcome == Outcome::Moved && report.reason.is_empty();
+        let Some(foreseen) = foreseen.filter(|_| is_known) else { return };
+        let sent = report.phases.iter().filter(|phase| matches!(phase.phase.as_str(), "transfer" | "tries"));
+        let measured = report.frozen_ms - sent.map(|phase| phase.ms).sum::<f64>();
+        let measured = Duration::from_secs_f64(measured.max(0.0) / 1e3);
+        let (local, to, service) =
+            (Arc::clone(&self.local), self.destination.clone(), self.service.id.clone());
+        let noting = move || local.past_moves.learn((&to, &service), foreseen, measured);
+        if let Err(error) = tokio::task::spawn_blocking(noting).await {
+            tracing::error!(migration = %self.id, %error, "what it took is not noted");
+        }
     }
 
     fn show(&self, rounds: &[Round], found: &Found, fixed: Duration) {
