@@ -214,6 +214,7 @@ impl Keeps for Podman {
                 ));
             }
         }
+        found.extend(definition.against_places());
         let storage = self.storage(&config.name).await?;
         for (volume, _) in &definition.volumes_and_targets() {
             let place = self.place_of_volume(&config.name, volume).await?;

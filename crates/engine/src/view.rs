@@ -1,8 +1,8 @@
 //! Directories of one filesystem that are reached by different mounts.
 //!
 //! No rename crosses mounts, even of the same filesystem, and Podman and Docker bind a part of their storage on itself. So both
-//! names are looked up in a view of a directory above them that has no mount in it. No link is followed there: what has come
-//! from another node may have some that lead out of it.
+//! names are looked up in a view of a directory above them that has no mount in it. No link is followed in that view: what has
+//! come from another node may have some that lead out of it.
 
 use std::ffi::OsString;
 use std::fs;
@@ -77,6 +77,10 @@ fn above(one: &Path, other: &Path) -> PathBuf {
 /// Whether what is in one directory can get a name in another without being copied.
 pub(crate) fn are_joined(one: &Path, other: &Path) -> io::Result<bool> {
     let (one, other) = (one.canonicalize()?, other.canonicalize()?);
+    // A subvolume is no mount, and takes no name from outside either.
+    if fs::metadata(&one)?.dev() != fs::metadata(&other)?.dev() {
+        return Ok(false);
+    }
     let view = View::of(&above(&one, &other))?;
     Ok(view.shows(&one)? && view.shows(&other)?)
 }

@@ -4,7 +4,7 @@
 //! which is written as a whole within about a time of its own:
 //!
 //! ```text
-//!  U(t) = Σ aⱼ · (1 − e^(−t/τⱼ))     τⱼ = 10 ms · 4ʲ, j = 0 … 8;  aⱼ ≥ 0;  Σ aⱼ ≤ the pages of the service
+//!  U(t) = min(M, Σ aⱼ · (1 − e^(−t/τⱼ)))     τⱼ = 10 ms · 4ʲ, j = 0 … 8;  aⱼ ≥ 0;  M: the pages of the service
 //! ```
 //! It grows, and ever more slowly. The sets are those that fit what looks at the service have found: non-negative least squares
 //! of the relative errors. Beyond the longest time that was looked at the curve goes on as steeply as it was there. That is no
@@ -75,15 +75,7 @@ impl Curve {
             })
             .collect();
         let longest = points.iter().map(|(time, _)| *time).fold(0.0, f64::max);
-        let mut curve = Self { sets: [0.0; SETS], most, longest };
-        // A steady writer looks like a part of a set that is larger than the service: then it is one of shorter time.
-        for sets in (1..=SETS).rev() {
-            curve.sets = fitted(&points, sets);
-            if curve.sets.iter().sum::<f64>() <= most {
-                break;
-            }
-        }
-        curve
+        Self { sets: fitted(&points), most, longest }
     }
 
     /// How many pages are written in this time.
@@ -105,8 +97,8 @@ impl Curve {
     }
 }
 
-/// The first so many sets that fit the points best, by descent along one set after the other.
-fn fitted(points: &[(f64, f64)], sets: usize) -> [f64; SETS] {
+/// The sets that fit the points best, by descent along one set after the other.
+fn fitted(points: &[(f64, f64)]) -> [f64; SETS] {
     let largest = points.iter().map(|(_, pages)| *pages).fold(0.0, f64::max);
     let mut fitted = [0.0; SETS];
     if largest == 0.0 {
@@ -123,7 +115,7 @@ fn fitted(points: &[(f64, f64)], sets: usize) -> [f64; SETS] {
     let mut left: Vec<_> = rows.iter().map(|(_, wanted)| *wanted).collect();
     for _ in 0..STEPS {
         let mut moved = 0.0_f64;
-        for (set, pages) in fitted.iter_mut().enumerate().take(sets) {
+        for (set, pages) in fitted.iter_mut().enumerate() {
             let (mut along, mut length) = (-RIDGE * *pages, RIDGE);
             for ((row, _), left) in rows.iter().zip(&left) {
                 along += row[set] * left;
@@ -203,6 +195,15 @@ mod tests {
         assert!(is_about(burst.within(seconds(1.0)), 1000.0), "{}", burst.within(seconds(1.0)));
         let fewer = Curve::fit(&[look(900, 250), look(700, 1000)], PAGES);
         assert!(is_about(fewer.within(seconds(10.0)), 900.0), "{}", fewer.within(seconds(10.0)));
+    }
+
+    #[test]
+    fn what_a_service_writes_of_all_of_its_pages_is_fitted_too() {
+        for part in [2, 4] {
+            let all = Curve::fit(&[look(PAGES / part, 250), look(PAGES, 1000)], PAGES);
+            let (short, long) = (all.within(seconds(0.25)), all.within(seconds(1.0)));
+            assert!(is_about(short, (PAGES / part) as f64) && is_about(long, PAGES as f64), "{short} {long}");
+        }
     }
 
     #[test]

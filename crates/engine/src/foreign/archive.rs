@@ -7,6 +7,7 @@
 mod layout;
 mod manifest;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -34,6 +35,9 @@ const MOST_FILES: usize = 4096;
 /// Where an OCI layout has its files by their content.
 pub(crate) const BLOBS: &str = "blobs/sha256/";
 
+/// Its list of images.
+const INDEX: &str = "index.json";
+
 /// What is in an archive.
 enum Part<'a> {
     /// `manifest.json`, Docker's list of images.
@@ -59,14 +63,15 @@ fn part<'a>(path: &str, kind: tar::EntryType, link: Option<&'a str>) -> Part<'a>
     let is_file = match path.split_once('/') {
         None => path == "oci-layout" || of_digest(path, ".json") || of_digest(path, ".tar"),
         Some(("blobs", _)) => path.strip_prefix(BLOBS).is_some_and(is_digest),
-        Some((directory, file)) => is_digest(directory) && matches!(file, "VERSION" | "json" | "layer.tar"),
+        // Docker's `VERSION` and `json` beside it are what an archive without a list is read by.
+        Some((directory, file)) => is_digest(directory) && file == "layer.tar",
     };
     let links_to_layer = |link: &str| {
         link.strip_prefix("../").is_some_and(|link| of_digest(link, ".tar") || of_digest(link, "/layer.tar"))
     };
     match (kind, path, link) {
         (tar::EntryType::Regular, "manifest.json", _) => Part::Manifest,
-        (tar::EntryType::Regular, "index.json", _) => Part::Index,
+        (tar::EntryType::Regular, INDEX, _) => Part::Index,
         (tar::EntryType::Regular, ..) if is_file => Part::File,
         (tar::EntryType::Symlink, _, Some(link))
             if path.ends_with("/layer.tar") && is_file && links_to_layer(link) =>
@@ -95,14 +100,22 @@ struct Manifest {
 #[serde(rename_all = "camelCase")]
 struct Index {
     schema_version: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    media_type: Option<String>,
-    manifests: [Descriptor; 1],
+    manifests: Vec<Descriptor>,
 }
 
 impl Index {
     fn of(manifest: Descriptor) -> Self {
-        Self { schema_version: 2, media_type: None, manifests: [manifest] }
+        Self { schema_version: 2, manifests: vec![manifest] }
+    }
+}
+
+/// A list of images.
+fn list(entry: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    entry.take(LIST + 1).read_to_end(&mut text)?;
+    match text.len() as u64 > LIST {
+        true => Err(io::Error::other("an archive with a longer list of images than one has")),
+        false => Ok(text),
     }
 }
 
@@ -148,6 +161,27 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
+/// Most bytes of headers before a file: names, and what extends them. All of it is read into memory.
+const HEADERS: u64 = 1 << 20;
+
+/// Reads as long as there is something left to be read.
+struct Bounded<'a, R> {
+    from: R,
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let most = into.len().min(usize::try_from(self.left.get()).unwrap_or(usize::MAX));
+        if most == 0 && !into.is_empty() {
+            return Err(io::Error::other("an archive with longer headers than an image has"));
+        }
+        let read = self.from.read(&mut into[..most])?;
+        self.left.set(self.left.get().saturating_sub(read as u64));
+        Ok(read)
+    }
+}
+
 /// Writes an archive of the image with this ID and nothing else, without names. An OCI layout gets its list last, once its layers
 /// are known to be those of the ID.
 ///
@@ -155,16 +189,24 @@ impl<R: Read> Read for Counted<R> {
 /// What is read is no archive of that image alone, or one of the two cannot be read or written.
 pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> {
     let id = id.strip_prefix("sha256:").unwrap_or(id);
-    let (mut archive, mut copy) = (tar::Archive::new(archive), tar::Builder::new(to));
-    let (mut documents, mut seen, mut oci) = (Documents::default(), HashSet::new(), None);
+    let left = Cell::new(HEADERS);
+    let mut archive = tar::Archive::new(Bounded { from: archive, left: &left });
+    let mut copy = tar::Builder::new(to);
+    let (mut documents, mut seen, mut oci, mut has_list) =
+        (Documents::default(), HashSet::new(), None, false);
     for entry in archive.entries()? {
         let mut entry = entry?;
+        if entry.header().entry_type().is_gnu_sparse() {
+            return Err(io::Error::other("an archive with a sparse file"));
+        }
+        // Its content, what fills that up, and the headers before the next one.
+        left.set(entry.size().saturating_add(HEADERS));
         let path = entry.path()?.to_str().unwrap_or_default().trim_end_matches('/').to_owned();
         let link = entry.link_name()?.and_then(|link| link.to_str().map(str::to_owned));
         let mut header = tar::Header::new_gnu();
         let part = part(&path, entry.header().entry_type(), link.as_deref());
-        // An engine takes the last of two.
-        if matches!(part, Part::File | Part::Manifest | Part::Index) {
+        // An engine takes one of two, and not each the same.
+        if !matches!(part, Part::Other) {
             if !seen.insert(path.clone()) {
                 return Err(io::Error::other(format!("an archive with two files {path}")));
             }
@@ -198,24 +240,28 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> 
                 copy.append_link(&mut header, &path, link)?;
             }
             Part::Manifest => {
-                let mut text = Vec::new();
-                entry.take(LIST).read_to_end(&mut text)?;
-                let text = manifest(&text, id)?;
+                let text = manifest(&list(&mut entry)?, id)?;
+                has_list = true;
                 add(&mut copy, &path, text.len() as u64, text.as_slice())?;
             }
             Part::Index => {
-                let mut text = Vec::new();
-                entry.take(LIST).read_to_end(&mut text)?;
-                let index: Index = serde_json::from_slice(&text)?;
-                oci = Some((path, index));
+                let index: Index = serde_json::from_slice(&list(&mut entry)?)?;
+                oci = Some(<[_; 1]>::try_from(index.manifests).map_err(|_| not_one())?);
             }
         }
     }
-    if let Some((path, index)) = oci {
-        let [manifest] = &index.manifests;
-        documents.are_of(manifest, id)?;
-        let text = serde_json::to_vec(&index)?;
-        add(&mut copy, &path, text.len() as u64, text.as_slice())?;
+    if let Some([named]) = oci {
+        let (manifest, named) = documents.manifest(&named, id)?;
+        let blob = format!("{BLOBS}{}", named.hex());
+        if seen.insert(blob.clone()) {
+            add(&mut copy, &blob, manifest.len() as u64, manifest.as_slice())?;
+        }
+        let index = serde_json::to_vec(&Index::of(named))?;
+        add(&mut copy, INDEX, index.len() as u64, index.as_slice())?;
+        has_list = true;
+    }
+    if !has_list {
+        return Err(not_one());
     }
     copy.into_inner()?.flush()
 }
@@ -366,6 +412,8 @@ pub(super) mod tests {
     use super::*;
     use crate::image::Digest;
 
+    const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
+
     pub(super) fn archive(entries: &[(&str, &str)]) -> Vec<u8> {
         let mut archive = tar::Builder::new(Vec::new());
         for (name, content) in entries {
@@ -437,8 +485,13 @@ pub(super) mod tests {
         assert!(passed(&[("manifest.json", &manifest), ("manifest.json", &manifest)], &id).is_err());
         // Links that lead elsewhere are left out.
         for to in ["-> /etc/shadow", "-> ../../x", "-> ../x/layer.tar"] {
-            assert_eq!(passed(&[(&link, to)], &id).unwrap(), [], "{to}");
+            let found = passed(&[(&link, to), ("manifest.json", &manifest)], &id).unwrap();
+            assert_eq!(found.len(), 1, "{to}: {found:?}");
         }
+        // By these Docker would read an archive without a list, whatever images that has.
+        let old =
+            [(&*format!("{layer}/json"), "{}"), (&*format!("{layer}/VERSION"), "1.0"), (&*tar, "layer")];
+        assert!(passed(&old, &id).unwrap_err().to_string().contains("not one of one image"));
     }
 
     #[test]
@@ -451,20 +504,14 @@ pub(super) mod tests {
             json!({ "schemaVersion": 2, "config": part(&config), "layers": [part(layer)] }).to_string()
         };
         let index = |manifest: &str| {
-            let named = format!(
-                r#""mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{}","size":1"#,
-                digest(manifest)
-            );
+            let named = format!(r#""mediaType":"{OCI}","digest":"{}","size":1"#, digest(manifest));
             let more = r#""Annotations":{"org.opencontainers.image.ref.name":"debian"}"#;
-            (
-                format!(
-                    r#"{{"schemaVersion":2,"manifests":[{{{named},{more}}}],"annotations":{{}},"Manifests":[{{}},{{}}]}}"#
-                ),
-                format!(r#"{{"schemaVersion":2,"manifests":[{{{named}}}]}}"#),
+            format!(
+                r#"{{"schemaVersion":2,"manifests":[{{{named},{more}}}],"annotations":{{}},"Manifests":[{{}},{{}}]}}"#
             )
         };
         let passed = |manifest: &str, twice: &str| {
-            let (list, _) = index(manifest);
+            let list = index(manifest);
             let (of_manifest, of_config, layer) = (blob(manifest), blob(&config), blob("layer"));
             let entries = [
                 ("index.json", &*list),
@@ -478,9 +525,12 @@ pub(super) mod tests {
         };
         let right = manifest("layer");
         let found = passed(&right, "index").unwrap();
-        assert_eq!(found.len(), 5);
-        // The list comes last, when it is known what it lists.
-        assert_eq!(found[4], ("index.json".to_owned(), index(&right).1));
+        // The list comes last, when it is known what it lists, and names what has just come before it.
+        let [.., (path, made), (list, index)] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!((list.as_str(), path), ("index.json", &blob(made)));
+        let index: Value = serde_json::from_str(index).unwrap();
+        let named = json!({ "mediaType": OCI, "digest": digest(made), "size": made.len() });
+        assert_eq!(index, json!({ "schemaVersion": 2, "manifests": [named] }));
 
         // Under an ID that is trusted comes nothing but its layers.
         let told = passed(&manifest("evil"), "index").unwrap_err().to_string();
@@ -489,6 +539,20 @@ pub(super) mod tests {
             let told = passed(&right, &twice).unwrap_err().to_string();
             assert!(told.contains("two files"), "{told}");
         }
+    }
+
+    #[test]
+    fn an_archive_whose_headers_would_fill_the_memory_is_not_read() {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::GNULongName);
+        header.set_size(1 << 40);
+        header.set_cksum();
+        let endless = header.as_bytes().chain(io::repeat(b'a'));
+        let told = nameless(endless, io::sink(), "x").unwrap_err().to_string();
+        assert!(told.contains("longer headers"), "{told}");
+        header.set_entry_type(tar::EntryType::GNUSparse);
+        header.set_cksum();
+        assert!(nameless(header.as_bytes().as_slice(), io::sink(), "x").is_err());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::foreign::limits::{self, Changes};
 use crate::foreign::record::Record;
 use crate::foreign::renewed::cpu_millis;
 use crate::foreign::{Keeps, Renewed, SHORT};
-use crate::processes::limits::Limits;
+use crate::processes::limits::{self as limits_now, Limits};
 
 /// What Podman is asked to do, for the reader of an error.
 const ACTION: &str = "change limits and restart policy of";
@@ -136,6 +136,26 @@ impl Definition {
             }
         }
         self
+    }
+
+    /// What speaks against having it run on the processors, and with the memory nodes, that it is to: this machine lacks some.
+    pub(super) fn against_places(&self) -> Vec<String> {
+        let all = [
+            (PROCESSORS, "processors", "--cpuset-cpus", limits_now::PROCESSORS),
+            (MEMORY_NODES, "memory nodes", "--cpuset-mems", limits_now::MEMORY_NODES),
+        ];
+        let against = |(name, what, option, told): ([&str; 2], &str, &str, &str)| {
+            let list = self.spec["linux"]["resources"][name[0]][name[1]].as_str().unwrap_or_default();
+            let missing: Vec<_> = limits_now::missing(list, told).iter().map(u16::to_string).collect();
+            let told = || {
+                let missing = missing.join(",");
+                format!(
+                    "it is to use the {what} {list} ({option}), and {missing} are not there; `podman update {option}` changes that"
+                )
+            };
+            (!missing.is_empty()).then(told)
+        };
+        all.into_iter().filter_map(against).collect()
     }
 
     /// Its limits of memory and CPU, in words of `podman update`.
@@ -270,6 +290,20 @@ mod tests {
                 .starts_with("--memory 8388608 --memory-swap 16777216")
         );
         assert_eq!(limited.limited(none).limits(), [""; 0]);
+    }
+
+    #[test]
+    fn processors_that_this_machine_lacks_are_named() {
+        let cpu = json!({ "cpus": "0,60000", "mems": "0" });
+        let told = json!({
+            "config": {}, "spec": { "ociVersion": "1.0.2", "root": { "path": "" }, "linux": { "resources": { "cpu": cpu } } },
+        });
+        let found = Definition::told(&told).unwrap().against_places();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].contains("processors 0,60000 (--cpuset-cpus), and 60000 are not there"),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -33,20 +33,36 @@ pub(crate) struct Limits {
     pub(crate) memory_nodes: Option<Places>,
 }
 
-/// A share of CPU time. Version 2 has weights of 1 to 10,000, into which runc turns the shares of 2 to 262,144 that engines know.
+/// A share of CPU time. Version 2 has weights of 1 to 10,000, into which runtimes turn the shares of 2 to 262,144 that engines
+/// know: older ones in proportion, newer ones so that the shares and the weight that a cgroup has by itself are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
     Shares(u64),
     Weight(u64),
 }
 
+/// What older runtimes make of shares.
+fn weight(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
+/// What newer ones make of them.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 1 to 10,000
+fn newer_weight(shares: u64) -> u64 {
+    let log = (shares.clamp(2, 262_144) as f64).log2();
+    // Of a whole number little must not make the next one.
+    (10_f64.powf((log * log + 125.0 * log) / 612.0 - 7.0 / 34.0) - 1e-9).ceil() as u64
+}
+
 impl Share {
     /// Whether it is what comes of so many shares, or of none that anybody has asked for.
     pub(crate) fn is(self, shares: Option<u64>) -> bool {
-        let weight = |shares: u64| 1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142;
         match self {
             Self::Shares(now) => now == shares.unwrap_or(SHARES),
-            Self::Weight(now) => now == shares.map_or(WEIGHT, weight),
+            Self::Weight(now) => match shares {
+                None => now == WEIGHT,
+                Some(shares) => now == weight(shares) || now.abs_diff(newer_weight(shares)) <= 1,
+            },
         }
     }
 
@@ -85,6 +101,17 @@ impl Places {
     }
 }
 
+/// Where the kernel tells the processors that are there, and the nodes of memory.
+pub(crate) const PROCESSORS: &str = "/sys/devices/system/cpu/online";
+pub(crate) const MEMORY_NODES: &str = "/sys/devices/system/node/online";
+
+/// What of a list this machine does not have, by what the kernel tells; nothing where that tells nothing.
+pub(crate) fn missing(list: &str, told: &str) -> Vec<u16> {
+    let there = std::fs::read_to_string(told).ok().and_then(|told| numbers(&told));
+    let lacks = there.zip(numbers(list)).map(|(there, wanted)| wanted.difference(&there).copied().collect());
+    lacks.unwrap_or_default()
+}
+
 /// The numbers of a list such as `0-2,7`; none of one that is not understood.
 fn numbers(list: &str) -> Option<BTreeSet<u16>> {
     let mut numbers = BTreeSet::new();
@@ -101,19 +128,22 @@ impl Limits {
         let read = |directory: &Path, file: &str| std::fs::read_to_string(directory.join(file)).ok();
         let memory = named_after(cgroup.directory("memory"), id);
         let cpu = named_after(cgroup.directory("cpu"), id);
-        let whole = |all: &[PathBuf], file: &str| read(all.last()?, file);
+        let share = |file: &str| read(cpu.last()?, file)?.trim().parse().ok();
+        // Of the cgroups of one container some have none, and nobody has lifted it then.
+        let reserved = |file: &str| {
+            let reserved = memory.iter().filter_map(|at| number(&read(at, file)?));
+            reserved.max().filter(|bytes| *bytes > 0)
+        };
         let cpuset = named_after(cgroup.directory("cpuset"), id);
         let places = |file: &str| {
-            let highest = cpuset.last()?;
-            let (list, above) = (read(highest, file)?, highest.parent().and_then(|above| read(above, file)));
-            let list = list.trim().to_owned();
-            let is_all = list.is_empty() || above.is_some_and(|above| above.trim() == list);
-            Some(Places { list, is_all })
+            let of_all = cpuset.last()?.parent().and_then(|above| read(above, file)).unwrap_or_default();
+            let lists = cpuset.iter().filter_map(|at| read(at, file));
+            let list = lists.map(|list| list.trim().to_owned()).find(|list| !list.is_empty())?;
+            Some(Places { is_all: list == of_all.trim(), list })
         };
         let (processors, memory_nodes) = (places("cpuset.cpus"), places("cpuset.mems"));
         if cgroup.is_unified() {
             let of = |file: &str| tightest(memory.iter().filter_map(|at| number(&read(at, file)?)));
-            let low = whole(&memory, "memory.low").and_then(|text| number(&text));
             let (memory, swap) = (of("memory.max"), of("memory.swap.max"));
             let both = |(memory, swap): (i64, i64)| match memory < 0 || swap < 0 {
                 true => -1,
@@ -124,9 +154,8 @@ impl Limits {
                 memory,
                 swap: memory.zip(swap).map(both),
                 cpu: tightest_cpu(quotas),
-                reservation: low.map(|low| if low == 0 { -1 } else { low }),
-                share: whole(&cpu, "cpu.weight")
-                    .and_then(|text| Some(Share::Weight(text.trim().parse().ok()?))),
+                reservation: reserved("memory.low"),
+                share: share("cpu.weight").map(Share::Weight),
                 processors,
                 memory_nodes,
             };
@@ -139,8 +168,8 @@ impl Limits {
             memory: of("memory.limit_in_bytes"),
             swap: of("memory.memsw.limit_in_bytes"),
             cpu: tightest_cpu(quotas),
-            reservation: whole(&memory, "memory.soft_limit_in_bytes").and_then(|text| number(&text)),
-            share: whole(&cpu, "cpu.shares").and_then(|text| Some(Share::Shares(text.trim().parse().ok()?))),
+            reservation: reserved("memory.soft_limit_in_bytes"),
+            share: share("cpu.shares").map(Share::Shares),
             processors,
             memory_nodes,
         }
@@ -194,7 +223,9 @@ mod tests {
 
     #[test]
     fn a_share_is_the_same_in_both_versions() {
-        // As runc turns them: 512 become 20, and 1024 become 39.
+        // As runc 1.1 turns them: 512 become 20, and 1024 become 39. As newer ones do: 59 and 100.
+        assert_eq!([2, 512, 1024, 262_144].map(newer_weight), [1, 59, 100, 10_000]);
+        assert!(Share::Weight(59).is(Some(512)) && Share::Weight(100).is(Some(1024)));
         for (shares, weight) in [(2, 1), (512, 20), (1024, 39), (262_144, 10_000)] {
             assert!(Share::Weight(weight).is(Some(shares)), "{shares}");
             let again = u64::try_from(Share::Weight(weight).shares()).unwrap();
@@ -213,6 +244,13 @@ mod tests {
         assert!(places("0-1", true).is("") && places("0-1", true).is("0,1"));
         assert!(!places("0", false).is("") && !places("0", false).is("x"));
         assert_eq!((places("0", false).list(), places("0", true).list()), ("0", ""));
+    }
+
+    #[test]
+    fn processors_that_are_not_there_are_told() {
+        assert_eq!(missing("0", PROCESSORS), [0; 0]);
+        assert_eq!(missing("0,60000-60001", PROCESSORS), [60_000, 60_001]);
+        assert_eq!((missing("x", PROCESSORS), missing("7", "/none")), (Vec::new(), Vec::new()));
     }
 
     #[test]

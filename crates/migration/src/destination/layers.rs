@@ -11,6 +11,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_engine::image::{Digest, Pinned};
 use tokio::sync::mpsc;
@@ -32,6 +33,9 @@ const PIECES: usize = 8;
 
 /// What an archive has beside the layers of an image, bytes.
 const ARCHIVE_OVERHEAD: u64 = 64 << 20;
+
+/// How long an engine that takes no more of an image may need to say why.
+const REASON: Duration = Duration::from_secs(30);
 
 /// Takes the layers that are missing here, or the image for another engine.
 pub(super) async fn receive_layers(
@@ -214,9 +218,12 @@ async fn receive_image(
             taken = &mut taking => taken?,
             error = given_up(link) => return Err(error),
         }
+        return Ok(());
     }
-    match whole {
-        true => Ok(()),
-        false => Err(DestinationError::Protocol("more of an image than its engine takes")),
+    // It takes no more of it, and knows why.
+    let taken = tokio::time::timeout(REASON, taking).await;
+    if let Ok(Err(error)) = taken {
+        return Err(error.into());
     }
+    Err(DestinationError::Protocol("more of an image than its engine takes"))
 }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 
 use super::manifest::of_docker;
-use super::{BLOBS, Index, LIST, Manifest, add, is_digest, not_one};
+use super::{BLOBS, INDEX, Index, LIST, Manifest, add, is_digest, not_one};
 
 /// What says that a directory is such a layout.
 const LAYOUT: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
@@ -46,7 +46,7 @@ pub(crate) fn oci_layout(archive: impl Read, there: &[String], to: impl Write) -
     let (manifest, named) = of_docker(part(&image.config)?, &layers)?;
     add(&mut copy, &format!("{BLOBS}{}", named.hex()), manifest.len() as u64, manifest.as_slice())?;
     let index = serde_json::to_vec(&Index::of(named))?;
-    for (path, content) in [LAYOUT, ("index.json", &index)] {
+    for (path, content) in [LAYOUT, (INDEX, &index)] {
         add(&mut copy, path, content.len() as u64, content)?;
     }
     copy.into_inner()?.flush()

@@ -1,27 +1,38 @@
-//! The manifest of an image on its way, and whether that is the image of its ID.
+//! The manifest of an image on its way, made anew for the image of its ID.
 //!
 //! The ID is the digest of the image's configuration, which names the layers by their content. Podman (4.3.1) takes the layers
-//! that the manifest names, and does not compare the two: under an ID that its users trust, any layers could come. So they are
-//! compared here, before the archive has the list without which no engine reads it.
+//! that the manifest names, and does not compare the two; newer ones take layers by what annotations say of them, or from the
+//! places that it names. So under an ID that its users trust, any layers could come. Here the layers are compared with the
+//! configuration, and nothing of the manifest is passed on but these and its annotations as a whole.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::image::Digest;
 
-/// The type of the OCI's manifests.
-const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
-
-/// The types of a manifest of Docker's, of its configuration, and of its layers as they are unpacked.
-const DOCKER: &str = "application/vnd.docker.distribution.manifest.v2+json";
-const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
-const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
-
 /// Bytes of all documents that are kept of an archive. An image has two.
 const MOST: usize = 16 << 20;
+
+/// A format of manifests: their type, that of the configuration, and that of layers as they are unpacked.
+struct Format {
+    manifest: &'static str,
+    config: &'static str,
+    layer: &'static str,
+}
+
+const OCI: Format = Format {
+    manifest: "application/vnd.oci.image.manifest.v1+json",
+    config: "application/vnd.oci.image.config.v1+json",
+    layer: "application/vnd.oci.image.layer.v1.tar",
+};
+
+const DOCKER: Format = Format {
+    manifest: "application/vnd.docker.distribution.manifest.v2+json",
+    config: "application/vnd.docker.container.image.v1+json",
+    layer: "application/vnd.docker.image.rootfs.diff.tar",
+};
 
 /// What names a document: in the list of images, its manifest.
 #[derive(Debug, Deserialize, Serialize)]
@@ -43,46 +54,50 @@ struct Platform {
 }
 
 impl Descriptor {
-    fn new(media_type: &str, digest: String, size: u64) -> Self {
-        Self { media_type: media_type.to_owned(), digest, size, platform: None }
+    fn new(media_type: &str, (hex, size): (&str, u64)) -> Self {
+        Self { media_type: media_type.to_owned(), digest: format!("sha256:{hex}"), size, platform: None }
+    }
+
+    /// The digits of its digest.
+    pub(super) fn hex(&self) -> &str {
+        self.digest.strip_prefix("sha256:").unwrap_or(&self.digest)
     }
 }
 
-/// What a manifest says of a document or a layer. An engine reads keys without regard to case, and takes the last of two: so
-/// one that is not known here, or comes twice, is refused.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Part {
-    digest: String,
-    #[serde(rename = "mediaType")]
-    _media_type: IgnoredAny,
-    #[serde(rename = "size")]
-    _size: IgnoredAny,
-    #[serde(default, rename = "urls")]
-    _urls: IgnoredAny,
-    #[serde(default, rename = "annotations")]
-    _annotations: IgnoredAny,
-    #[serde(default, rename = "platform")]
-    _platform: IgnoredAny,
-    #[serde(default, rename = "artifactType")]
-    _artifact_type: IgnoredAny,
+/// A manifest. An engine reads keys without regard to case, and takes the last of two: nothing is passed on that is not read
+/// here.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    schema_version: u32,
+    #[serde(skip_deserializing)]
+    media_type: &'static str,
+    config: Descriptor,
+    layers: Vec<Descriptor>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Manifest {
-    config: Part,
-    layers: Vec<Part>,
-    #[serde(rename = "schemaVersion")]
-    _schema_version: IgnoredAny,
-    #[serde(default, rename = "mediaType")]
-    _media_type: IgnoredAny,
-    #[serde(default, rename = "artifactType")]
-    _artifact_type: IgnoredAny,
-    #[serde(default, rename = "subject")]
-    _subject: IgnoredAny,
-    #[serde(default, rename = "annotations")]
-    _annotations: IgnoredAny,
+impl Manifest {
+    /// One with these annotations, of a configuration and layers, each with its size.
+    fn of(
+        format: &Format,
+        config: (&str, u64),
+        layers: &[(&str, u64)],
+        annotations: BTreeMap<String, String>,
+    ) -> Self {
+        let layers = layers.iter().map(|layer| Descriptor::new(format.layer, *layer)).collect();
+        let config = Descriptor::new(format.config, config);
+        Self { schema_version: 2, media_type: format.manifest, config, layers, annotations }
+    }
+
+    /// Its text, and what names it.
+    fn written(&self) -> io::Result<(Vec<u8>, Descriptor)> {
+        let text = serde_json::to_vec(self)?;
+        let digest = Digest::of(&text);
+        let named = Descriptor::new(self.media_type, (digest.hex(), text.len() as u64));
+        Ok((text, named))
+    }
 }
 
 /// The configuration of an image.
@@ -108,7 +123,7 @@ pub(super) struct Documents {
 impl Documents {
     /// Keeps a file if it may be a document: JSON, of an object. A layer begins with the name of a file.
     pub(super) fn keep(&mut self, digest: &str, content: Vec<u8>) -> io::Result<()> {
-        if content.first() == Some(&b'{') {
+        if content.trim_ascii_start().first() == Some(&b'{') {
             self.bytes += content.len();
             if self.bytes > MOST {
                 return Err(io::Error::other("an archive with more documents than an image has"));
@@ -129,52 +144,35 @@ impl Documents {
         }
     }
 
-    /// Looks whether an image with this manifest has this ID and the layers that it should.
-    pub(super) fn are_of(&self, manifest: &Descriptor, id: &str) -> io::Result<()> {
+    /// The manifest with which the image with this ID is to be read, in place of the one that is named so; and what names it.
+    pub(super) fn manifest(&self, named: &Descriptor, id: &str) -> io::Result<(Vec<u8>, Descriptor)> {
         let wrong = |what: String| Err(io::Error::other(what));
-        if ![OCI, DOCKER].contains(&manifest.media_type.as_str()) {
-            return wrong(format!("an archive with a manifest of the type {:?}", manifest.media_type));
+        let Some(format) = [OCI, DOCKER].into_iter().find(|format| format.manifest == named.media_type)
+        else {
+            return wrong(format!("an archive with a manifest of the type {:?}", named.media_type));
+        };
+        let Manifest { config, layers, annotations, .. } = read(self.document(&named.digest)?, "manifest")?;
+        if config.digest.strip_prefix("sha256:") != Some(id) {
+            return wrong(format!("an archive of the image {}, not of {id}", config.digest));
         }
-        let manifest: Manifest = serde_json::from_slice(self.document(&manifest.digest)?)
-            .map_err(|error| io::Error::other(format!("a manifest that is not understood: {error}")))?;
-        let config = &manifest.config.digest;
-        if config.strip_prefix("sha256:") != Some(id) {
-            return wrong(format!("an archive of the image {config}, not of {id}"));
+        let text = self.document(&config.digest)?;
+        let Config { rootfs } = read(text, "configuration")?;
+        if !layers.iter().map(|layer| &layer.digest).eq(&rootfs.diff_ids) {
+            return wrong("an archive with other layers than its image has".to_owned());
         }
-        let config: Config = serde_json::from_slice(self.document(config)?)?;
-        match manifest.layers.iter().map(|layer| &layer.digest).eq(&config.rootfs.diff_ids) {
-            true => Ok(()),
-            false => wrong("an archive with other layers than its image has".to_owned()),
-        }
+        let layers: Vec<_> = layers.iter().map(|layer| (layer.hex(), layer.size)).collect();
+        Manifest::of(&format, (id, text.len() as u64), &layers, annotations).written()
     }
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a [u8], what: &str) -> io::Result<T> {
+    let unclear = |error| io::Error::other(format!("a {what} that is not understood: {error}"));
+    serde_json::from_slice(text).map_err(unclear)
 }
 
 /// A manifest of Docker's for an image of this configuration and these layers, each with its size; and what names it.
 pub(super) fn of_docker(config: (&str, u64), layers: &[(&str, u64)]) -> io::Result<(Vec<u8>, Descriptor)> {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Manifest {
-        schema_version: u32,
-        media_type: &'static str,
-        config: Descriptor,
-        layers: Vec<Descriptor>,
-    }
-    let part = |kind, (hex, size): (&str, u64)| Descriptor::new(kind, format!("sha256:{hex}"), size);
-    let manifest = serde_json::to_vec(&Manifest {
-        schema_version: 2,
-        media_type: DOCKER,
-        config: part(DOCKER_CONFIG, config),
-        layers: layers.iter().map(|layer| part(DOCKER_LAYER, *layer)).collect(),
-    })?;
-    let named = Descriptor::new(DOCKER, Digest::of(&manifest).to_string(), manifest.len() as u64);
-    Ok((manifest, named))
-}
-
-impl Descriptor {
-    /// The digits of its digest.
-    pub(super) fn hex(&self) -> &str {
-        self.digest.strip_prefix("sha256:").unwrap_or(&self.digest)
-    }
+    Manifest::of(&DOCKER, config, layers, BTreeMap::new()).written()
 }
 
 #[cfg(test)]
@@ -188,19 +186,18 @@ mod tests {
         Digest::of(text.as_bytes()).to_string()
     }
 
-    /// What comes of an image with two layers, whose manifest is changed.
-    fn looked_at(change: impl FnOnce(&mut Value, &mut Value)) -> Result<(), String> {
+    /// The manifest that comes of an image with two layers, whose manifest is changed.
+    fn made(change: impl FnOnce(&mut Value, &mut Value)) -> Result<Value, String> {
         let layers = ["lower", "upper"].map(digest);
-        let config = json!({ "architecture": "amd64", "rootfs": { "type": "layers", "diff_ids": layers } })
-            .to_string();
-        let part = |kind: &str, digest: &str| json!({ "mediaType": kind, "digest": digest, "size": 1 });
+        let config = json!({ "rootfs": { "type": "layers", "diff_ids": layers } }).to_string();
+        let part = |digest: &str| json!({ "mediaType": "x", "digest": digest, "size": 1 });
         let mut manifest = json!({
-            "schemaVersion": 2, "mediaType": OCI, "config": part("c", &digest(&config)),
-            "layers": [part("l", &layers[0]), part("l", &layers[1])], "annotations": { "a": "b" },
+            "schemaVersion": 2, "config": part(&digest(&config)), "layers": [part(&layers[0]), part(&layers[1])],
+            "annotations": { "a": "b" },
         });
-        let mut named = json!({ "mediaType": OCI, "digest": "", "size": 1 });
+        let mut named = json!({ "mediaType": OCI.manifest, "digest": "", "size": 1 });
         change(&mut manifest, &mut named);
-        let manifest = manifest.to_string();
+        let manifest = format!(" {manifest}");
         if named["digest"] == "" {
             named["digest"] = digest(&manifest).into();
         }
@@ -210,15 +207,26 @@ mod tests {
         let id = digest(&config);
         let id = id.strip_prefix("sha256:").unwrap();
         documents.keep(id, config.into_bytes()).unwrap();
-        documents.are_of(&named, id).map_err(|error| error.to_string())
+        let (text, named) = documents.manifest(&named, id).map_err(|error| error.to_string())?;
+        assert_eq!(named.digest, Digest::of(&text).to_string());
+        Ok(serde_json::from_slice(&text).unwrap())
     }
 
     #[test]
     fn an_image_has_the_layers_of_its_id() {
-        assert_eq!(looked_at(|_, _| {}), Ok(()));
-        assert_eq!(looked_at(|_, named| named["mediaType"] = DOCKER.into()), Ok(()));
+        let manifest = made(|_, _| {}).unwrap();
+        assert_eq!(
+            manifest["layers"][1],
+            json!({ "mediaType": OCI.layer, "digest": digest("upper"), "size": 1 })
+        );
+        assert_eq!(manifest["annotations"], json!({ "a": "b" }));
+        let of_docker = made(|_, named| named["mediaType"] = DOCKER.manifest.into()).unwrap();
+        assert_eq!(
+            (&of_docker["mediaType"], &of_docker["config"]["mediaType"]),
+            (&json!(DOCKER.manifest), &json!(DOCKER.config))
+        );
         let refused = |change: fn(&mut Value, &mut Value), said: &str| {
-            let told = looked_at(change).unwrap_err();
+            let told = made(change).unwrap_err();
             assert!(told.contains(said), "{told}");
         };
         let layers = "other layers than its image has";
@@ -226,21 +234,42 @@ mod tests {
         refused(|manifest, _| manifest["layers"].as_array_mut().unwrap().truncate(1), layers);
         refused(|manifest, _| manifest["layers"].as_array_mut().unwrap().reverse(), layers);
         refused(|manifest, _| manifest["config"]["digest"] = digest("other").into(), "not of ");
-        // What an engine would take in place of what was looked at.
-        refused(|manifest, _| manifest["Layers"] = json!([]), "unknown field `Layers`");
-        refused(|manifest, _| manifest["config"]["Digest"] = "x".into(), "unknown field `Digest`");
         refused(
             |_, named| named["mediaType"] = "application/vnd.oci.image.index.v1+json".into(),
             "of the type",
         );
         // A document under a digest that is not its own.
         refused(|_, named| named["digest"] = digest("another").into(), "is another");
+        refused(|manifest, _| manifest["config"] = json!(7), "a manifest that is not understood");
+    }
+
+    #[test]
+    fn nothing_else_of_a_manifest_is_passed_on() {
+        let plain = made(|_, _| {}).unwrap();
+        // What an engine would take in place of what was looked at, where it would take a layer from, or by what.
+        let changes: [fn(&mut Value, &mut Value); 6] = [
+            |manifest, _| manifest["Layers"] = json!([]),
+            |manifest, _| manifest["config"]["Digest"] = "x".into(),
+            |manifest, _| manifest["subject"] = json!({}),
+            |manifest, _| manifest["layers"][0]["urls"] = json!(["http://localhost/"]),
+            |manifest, _| {
+                manifest["layers"][0]["annotations"] =
+                    json!({ "containerd.io/snapshot/stargz/toc.digest": "x" })
+            },
+            |manifest, _| {
+                manifest["layers"][0]["mediaType"] = "application/vnd.oci.image.layer.v1.tar+zstd".into()
+            },
+        ];
+        for (number, change) in changes.into_iter().enumerate() {
+            assert_eq!(made(change).unwrap(), plain, "{number}");
+        }
     }
 
     #[test]
     fn a_key_that_comes_twice_is_refused() {
-        let twice = r#"{"schemaVersion":2,"config":{"digest":"a"},"config":{"digest":"b"},"layers":[]}"#;
-        assert!(serde_json::from_str::<Manifest>(twice).is_err());
+        let part = r#"{"mediaType":"m","digest":"a","size":1}"#;
+        let twice = format!(r#"{{"schemaVersion":2,"config":{part},"config":{part},"layers":[]}}"#);
+        assert!(serde_json::from_str::<Manifest>(&twice).is_err());
     }
 
     #[test]
@@ -256,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_that_is_made_here_is_one_that_is_taken() {
+    fn a_manifest_that_is_made_here_is_one_that_is_taken_as_it_is() {
         let layer = digest("layer");
         let config = json!({ "rootfs": { "diff_ids": [layer] } }).to_string();
         let id = digest(&config);
@@ -264,8 +293,8 @@ mod tests {
         let layer = layer.strip_prefix("sha256:").unwrap();
         let (manifest, named) = of_docker((id, config.len() as u64), &[(layer, 5)]).unwrap();
         let mut documents = Documents::default();
-        documents.keep(named.hex(), manifest).unwrap();
+        documents.keep(named.hex(), manifest.clone()).unwrap();
         documents.keep(id, config.into_bytes()).unwrap();
-        documents.are_of(&named, id).unwrap();
+        assert_eq!(documents.manifest(&named, id).unwrap().0, manifest);
     }
 }
