@@ -20,7 +20,7 @@ const MOST: usize = 4096;
 /// Largest file that is read, bytes: of so many with the longest names.
 const LARGEST: u64 = 4 << 20;
 
-/// What counts for less of a move is forgotten: a week after it.
+/// What counts for less of a move is forgotten: seven weeks after it.
 const LEAST: f64 = 1.0 / 128.0;
 
 /// A destination and a service's id; nothing for all destinations, or all services.
@@ -31,6 +31,8 @@ type Level = (String, String);
 pub struct PastMoves {
     file: PathBuf,
     levels: Mutex<HashMap<Level, Noted>>,
+    /// Whoever writes the file. Who reads what is believed does not wait for the disk.
+    writing: Mutex<()>,
 }
 
 /// The past of a level, as it was at a time.
@@ -71,7 +73,7 @@ impl PastMoves {
                 HashMap::new()
             }
         };
-        Self { file: file.to_owned(), levels: Mutex::new(levels) }
+        Self { file: file.to_owned(), levels: Mutex::new(levels), writing: Mutex::new(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Level, Noted>> {
@@ -82,18 +84,18 @@ impl PastMoves {
     /// What is believed of the next move of a service to a node.
     #[must_use]
     pub fn belief(&self, destination: &str, service: &str) -> Belief {
-        let (levels, now) = (self.lock(), now_ms());
-        let past = |level: &Level| levels.get(level).map_or_else(Past::default, |noted| noted.at(now));
-        above(destination, service).iter().fold(Belief::default(), |belief, level| belief.given(past(level)))
+        believed(&self.lock(), &above(destination, service), now_ms())
     }
 
     /// Notes a move. Blocks. What cannot be written is known as long as this daemon lives.
     pub fn learn(&self, (destination, service): (&str, &str), foreseen: Duration, measured: Duration) {
-        let now = now_ms();
+        let (now, its) = (now_ms(), above(destination, service));
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut levels = self.lock();
-        for level in above(destination, service) {
-            let past = levels.get(&level).map_or_else(Past::default, |noted| noted.at(now));
-            levels.insert(level, Noted { past: past.with(foreseen, measured), at_ms: now });
+        let error = believed(&levels, &its, now).error(foreseen, measured);
+        for level in its {
+            let past = past_of(&levels, &level, now).with(error);
+            levels.insert(level, Noted { past, at_ms: now });
         }
         levels.retain(|_, noted| noted.at(now).weight >= LEAST);
         while levels.len() > MOST {
@@ -101,7 +103,9 @@ impl PastMoves {
             let Some(oldest) = oldest else { break };
             levels.remove(&oldest);
         }
-        if let Err(error) = write(&self.file, &levels) {
+        let noted = levels.clone();
+        drop(levels);
+        if let Err(error) = write(&self.file, &noted) {
             tracing::warn!(file = %self.file.display(), %error, "what this move took is forgotten when godwitd ends");
         }
     }
@@ -113,12 +117,24 @@ fn above(destination: &str, service: &str) -> [Level; 3] {
         .map(|(destination, service)| (destination.to_owned(), service.to_owned()))
 }
 
+fn past_of(levels: &HashMap<Level, Noted>, level: &Level, now_ms: i64) -> Past {
+    levels.get(level).map_or_else(Past::default, |noted| noted.at(now_ms))
+}
+
+/// What these levels say, each of those above without what is of the one below.
+fn believed(levels: &HashMap<Level, Noted>, its: &[Level; 3], now_ms: i64) -> Belief {
+    let [all, way, service] = its.each_ref().map(|level| past_of(levels, level, now_ms));
+    [all.without(way), way.without(service), service].into_iter().fold(Belief::default(), Belief::given)
+}
+
 fn read(file: &Path) -> io::Result<HashMap<Level, Noted>> {
     let mut text = Vec::new();
     File::open(file)?.take(LARGEST).read_to_end(&mut text)?;
-    let lines: Vec<Line> = serde_json::from_slice(&text)?;
+    let (lines, now): (Vec<Line>, _) = (serde_json::from_slice(&text)?, now_ms());
     let noted = |Line { destination, service, weight, sum, squares, at_ms }| {
         let past = Past { weight, sum, squares };
+        // A clock that was ahead makes nothing last.
+        let at_ms = at_ms.min(now);
         past.is_sound().then_some(((destination, service), Noted { past, at_ms }))
     };
     let unsound = || io::Error::new(ErrorKind::InvalidData, "it has numbers that no move makes");
@@ -151,20 +167,23 @@ mod tests {
     }
 
     #[test]
-    fn what_a_move_took_counts_for_its_service_most_and_for_others_less_and_is_known_to_the_next_life() {
+    fn what_moves_took_is_believed_of_others_until_they_have_moved_and_is_known_to_the_next_life() {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("past_moves.json");
         let past = PastMoves::open(&file);
-        let new = ms(past.belief("b", "web"));
-        for _ in 0..5 {
-            past.learn(("b", "web"), FORESEEN, FORESEEN / 4);
-        }
+        let learn =
+            |to, service, measured| (0..5).for_each(|_| past.learn((to, service), FORESEEN, measured));
         let of = |past: &PastMoves| {
-            [("b", "web"), ("b", "other"), ("c", "web")].map(|(to, service)| ms(past.belief(to, service)))
+            [("b", "quick"), ("b", "slow"), ("c", "quick")].map(|(to, service)| ms(past.belief(to, service)))
         };
-        let [same, other, elsewhere] = of(&past);
-        assert!(same < other && other < elsewhere && elsewhere < new, "{same} {other} {elsewhere} {new}");
-        assert_eq!(of(&PastMoves::open(&file)), [same, other, elsewhere]);
+        let new = of(&past);
+        learn("b", "quick", FORESEEN / 4);
+        let [quick, slow, elsewhere] = of(&past);
+        assert!(quick == slow && slow == elsewhere && quick < new[0], "{quick} {slow} {elsewhere} {new:?}");
+        learn("b", "slow", FORESEEN * 2);
+        let [quick, slow, elsewhere] = of(&past);
+        assert!(quick < elsewhere && elsewhere < slow, "{quick} {slow} {elsewhere}");
+        assert_eq!(of(&PastMoves::open(&file)), [quick, slow, elsewhere]);
         assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
     }
 
@@ -191,17 +210,15 @@ mod tests {
     fn no_more_is_noted_than_fits() {
         let scratch = tempfile::tempdir().unwrap();
         let past = PastMoves::open(&scratch.path().join("past_moves.json"));
+        let one = Past::default().with(0.0);
         for n in 0..MOST {
-            past.lock().insert(
-                (format!("{n}"), String::new()),
-                Noted { past: Past::default().with(FORESEEN, FORESEEN), at_ms: now_ms() - 1000 },
-            );
+            past.lock().insert((format!("{n}"), String::new()), Noted { past: one, at_ms: now_ms() - 1000 });
         }
         past.learn(("b", "web"), FORESEEN, FORESEEN / 4);
         assert_eq!(past.lock().len(), MOST);
         assert!(past.lock().contains_key(&("b".to_owned(), "web".to_owned())));
         // What is too long ago is forgotten.
-        past.lock().values_mut().for_each(|noted| noted.at_ms -= 9 * 24 * 3_600_000);
+        past.lock().values_mut().for_each(|noted| noted.at_ms -= 60 * 24 * 3_600_000);
         past.learn(("c", "web"), FORESEEN, FORESEEN / 4);
         assert_eq!(past.lock().len(), 3);
     }

@@ -240,8 +240,11 @@ impl Source {
             Some(gone) => self.leave(gone, &mut recorder).await,
             None => None,
         };
+        let confirmed = recorder.confirmed;
         let report = recorder.finish();
-        self.learn(&report).await;
+        if confirmed {
+            self.learn(&report).await;
+        }
         (Ok(report), rest)
     }
 

@@ -30,6 +30,8 @@ pub struct Round {
 pub struct Goals {
     /// Longest frozen time; none: as short as copying gets it.
     pub max_frozen: Option<Duration>,
+    /// How much longer than predicted it may be, which is held against that.
+    pub margin: Duration,
     /// Most rounds.
     pub max_rounds: u32,
     /// Whether the service's CPU may be slowed.
@@ -107,15 +109,16 @@ fn at(bytes: f64, bandwidth: f64) -> Duration {
 /// needs beside its pages.
 #[must_use]
 pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
-    if goals.max_frozen.is_some_and(|limit| limit < fixed) {
+    let surely = fixed + goals.margin;
+    if goals.max_frozen.is_some_and(|limit| limit < surely) {
         // No round and no link changes that.
-        return Next::Keep(fixed);
+        return Next::Keep(surely);
     }
     // The first scan finds all there is, and nothing has been measured.
     let [.., before, last] = rounds else { return Next::Copy };
     // Nothing had to be sent so far: the service has hardly any memory.
     let Some(predicted) = predict(rounds, fixed) else { return Next::Freeze };
-    let limit = goals.max_frozen.unwrap_or(fixed + ENOUGH);
+    let limit = goals.limit().unwrap_or(fixed + ENOUGH);
     if predicted <= limit {
         return Next::Freeze;
     }
@@ -137,26 +140,35 @@ pub fn decide(rounds: &[Round], fixed: Duration, goals: &Goals) -> Next {
         return Next::Throttle;
     }
     match goals.max_frozen {
-        Some(_) => Next::Keep(predicted),
+        Some(_) => Next::Keep(predicted + goals.margin),
         None => Next::Freeze,
+    }
+}
+
+impl Goals {
+    /// What is predicted may be no longer, if there is a limit.
+    #[must_use]
+    pub fn limit(&self) -> Option<Duration> {
+        self.max_frozen.map(|limit| limit.saturating_sub(self.margin))
     }
 }
 
 /// Why a migration was aborted that copying could not make ready, with what would help.
 #[must_use]
 pub fn advice(rounds: &[Round], predicted: Duration, fixed: Duration, goals: &Goals) -> String {
-    let limit = goals.max_frozen.unwrap_or_default();
-    if fixed > limit {
+    let (limit, surely) = (goals.max_frozen.unwrap_or_default(), fixed + goals.margin);
+    let whole = |time: Duration| time.as_micros().div_ceil(1000);
+    if surely > limit {
         return format!(
-            "dump and restore alone freeze it for about {} ms, more than the {} ms allowed, however little it writes and however fast the link is; allow more (--max-frozen-ms {} at least)",
-            fixed.as_millis(),
+            "dump and restore alone may freeze it for {} ms, more than the {} ms allowed, however little it writes and however fast the link is; allow more (--max-frozen-ms {} at least)",
+            whole(surely),
             limit.as_millis(),
-            fixed.as_millis()
+            whole(surely + ENOUGH)
         );
     }
     let files = rounds.last().map_or(0, |round| round.files);
     // Files do not follow after the resume.
-    let too_many_files = fixed + at(files as f64, measured(rounds).unwrap_or(f64::MAX)) > limit;
+    let too_many_files = surely + at(files as f64, measured(rounds).unwrap_or(f64::MAX)) > limit;
     let mut help = Vec::new();
     if !goals.throttle && (too_many_files || rate(rounds) >= SLOW) {
         help.push("allow its CPU to be slowed (--allow throttle)");
@@ -184,7 +196,7 @@ pub fn advice(rounds: &[Round], predicted: Duration, fixed: Duration, goals: &Go
 #[must_use]
 pub fn why_frozen(rounds: &[Round], fixed: Duration, goals: &Goals) -> Option<String> {
     let (first, last) = (rounds.first()?, rounds.last()?);
-    let limit = goals.max_frozen.unwrap_or(fixed.mul_f64(1.0 + NOTICED));
+    let limit = goals.limit().unwrap_or(fixed.mul_f64(1.0 + NOTICED));
     if goals.postcopy || predict(rounds, fixed)? <= limit {
         return None;
     }
@@ -235,7 +247,14 @@ mod tests {
     const FIXED: Duration = Duration::from_millis(200);
 
     fn goals() -> Goals {
-        Goals { max_frozen: None, max_rounds: 30, throttle: false, postcopy: false, thrifty: false }
+        Goals {
+            max_frozen: None,
+            margin: Duration::ZERO,
+            max_rounds: 30,
+            throttle: false,
+            postcopy: false,
+            thrifty: false,
+        }
     }
 
     /// Rounds that found these numbers of pages, on a link of 100 MB/s.
@@ -323,9 +342,31 @@ mod tests {
             let rounds = rounds(&[1_000]);
             assert_eq!(decide(&rounds, FIXED, &goals), Next::Keep(FIXED));
             let text = advice(&rounds, FIXED, FIXED, &goals);
-            assert!(text.contains("--max-frozen-ms 200") && text.contains("1 ms allowed"), "{text}");
+            assert!(text.contains("--max-frozen-ms 215") && text.contains("1 ms allowed"), "{text}");
             assert!(!text.contains("--allow") && !text.contains("faster link;"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_limit_is_held_against_what_moves_may_take_and_not_against_what_is_expected() {
+        let allows = |limit, margin| Goals {
+            max_frozen: Some(Duration::from_millis(limit)),
+            margin: Duration::from_millis(margin),
+            ..goals()
+        };
+        let left = rounds(&[1_000_000, 100]);
+        assert_eq!(decide(&left, FIXED, &allows(300, 50)), Next::Freeze);
+        assert_eq!(decide(&left, FIXED, &allows(300, 99)), Next::Copy);
+        let kept = decide(&left, FIXED, &allows(300, 101));
+        assert_eq!(kept, Next::Keep(Duration::from_millis(301)));
+        // What is advised is enough.
+        let fixed = FIXED + Duration::from_micros(400);
+        let text = advice(&left, fixed, fixed, &allows(200, 0));
+        assert!(
+            text.contains("for 201 ms, more than the 200 ms") && text.contains("--max-frozen-ms 216"),
+            "{text}"
+        );
+        assert_eq!(decide(&left, fixed, &allows(216, 0)), Next::Freeze);
     }
 
     #[test]

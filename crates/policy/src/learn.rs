@@ -2,7 +2,8 @@
 //!
 //! An error is the logarithm of measured by predicted time, so that twice as long and half as long are equally wrong. What is
 //! believed of it has levels, from what holds for all moves to what holds for one service on one way: each begins with what the
-//! level above believes, as if that were three moves, and learns from its own past. A move counts half as much a day later.
+//! level above believes, as if that were three moves, and learns from its own past. The level above has that of others only, so
+//! that no move counts twice. A move counts half as much a week later.
 //!
 //! ```text
 //!  m = (3·m_above + Σ w·y) / (3 + Σ w)        s² = (3·s²_above + Σ w·(y − m)²) / (3 + Σ w)
@@ -12,14 +13,18 @@
 
 use std::time::Duration;
 
-/// No error counts for more than this: a machine that stood still tells nothing of the next move.
-const LARGEST: f64 = 4.0;
+/// No error is taken to be further than this from what was believed: one move in which a machine stood still must not decide of
+/// the next ones. One that is always so slow is believed after some.
+const FURTHEST: f64 = 4.0;
+
+/// Nor is any time so many times what was predicted.
+const LARGEST: f64 = 1e4;
 
 /// For how many moves the belief of the level above counts.
 const ABOVE: f64 = 3.0;
 
 /// After this time a move counts half.
-const HALF: Duration = Duration::from_secs(24 * 3600);
+const HALF: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// What is believed before any move: as predicted, give or take a half.
 const DEVIATION: f64 = 0.5;
@@ -46,13 +51,22 @@ impl Past {
         Self { weight: self.weight * left, sum: self.sum * left, squares: self.squares * left }
     }
 
-    /// With one more move.
+    /// With one more, as [`Belief::error`] tells it.
     #[must_use]
-    pub fn with(self, predicted: Duration, measured: Duration) -> Self {
-        // A time that no clock has shown is as good as the shortest that one shows.
-        let of = |time: Duration| time.as_secs_f64().max(1e-6);
-        let error = (of(measured) / of(predicted)).ln().clamp(-LARGEST.ln(), LARGEST.ln());
+    pub fn with(self, error: f64) -> Self {
         Self { weight: self.weight + 1.0, sum: self.sum + error, squares: self.squares + error * error }
+    }
+
+    /// Those that are not among others.
+    #[must_use]
+    pub fn without(self, others: Self) -> Self {
+        let weight = self.weight - others.weight;
+        // What is left of a subtraction is no move.
+        if weight < 1e-6 {
+            return Self::default();
+        }
+        let squares = (self.squares - others.squares).max(0.0);
+        Self { weight, sum: self.sum - others.sum, squares }
     }
 
     /// Whether it is the past of moves, and not what a damaged file has in its place.
@@ -72,13 +86,15 @@ impl Past {
 pub struct Belief {
     mean: f64,
     variance: f64,
-    /// For how many moves it counts.
+    /// For how many moves its own level counts.
     weight: f64,
+    /// And all levels.
+    moves: f64,
 }
 
 impl Default for Belief {
     fn default() -> Self {
-        Self { mean: 0.0, variance: DEVIATION * DEVIATION, weight: 0.0 }
+        Self { mean: 0.0, variance: DEVIATION * DEVIATION, weight: 0.0, moves: 0.0 }
     }
 }
 
@@ -90,20 +106,39 @@ impl Belief {
         let all = ABOVE + weight;
         let mean = (ABOVE * self.mean + sum) / all;
         let spread = (squares - 2.0 * mean * sum + mean * mean * weight).max(0.0);
-        Self { mean, variance: (ABOVE * self.variance + spread) / all, weight }
+        Self { mean, variance: (ABOVE * self.variance + spread) / all, weight, moves: self.moves + weight }
+    }
+
+    /// The error of a move, as far as it is taken for one.
+    #[must_use]
+    pub fn error(&self, predicted: Duration, measured: Duration) -> f64 {
+        // A time that no clock has shown is as good as the shortest that one shows.
+        let of = |time: Duration| time.as_secs_f64().max(1e-6);
+        let (furthest, largest) = (FURTHEST.ln(), LARGEST.ln());
+        let error = (of(measured) / of(predicted)).ln();
+        error.clamp(self.mean - furthest, self.mean + furthest).clamp(-largest, largest)
     }
 
     /// What a time is expected to be that was predicted so.
     #[must_use]
     pub fn expected(&self, predicted: Duration) -> Duration {
-        predicted.mul_f64((self.mean + self.variance / 2.0).exp())
+        predicted.mul_f64((self.mean + (self.variance / 2.0).min(FURTHEST.ln())).exp())
     }
 
-    /// Below which it is in nine of ten moves.
+    /// How much longer than expected it may be: in nine of ten moves it is not. Nothing as long as too few moves are known to
+    /// tell.
     #[must_use]
-    pub fn upper(&self, predicted: Duration) -> Duration {
+    pub fn margin(&self, predicted: Duration) -> Duration {
+        if self.moves < ABOVE {
+            return Duration::ZERO;
+        }
+        self.upper(predicted).saturating_sub(self.expected(predicted))
+    }
+
+    fn upper(&self, predicted: Duration) -> Duration {
         let unsure = (1.0 + 1.0 / (ABOVE + self.weight)).sqrt();
-        predicted.mul_f64((self.mean + NINE_TENTHS * self.variance.sqrt() * unsure).exp())
+        let above = (NINE_TENTHS * self.variance.sqrt() * unsure).min(2.0 * FURTHEST.ln());
+        predicted.mul_f64((self.mean + above).exp())
     }
 }
 
@@ -116,9 +151,14 @@ mod tests {
 
     const PREDICTED: Duration = Duration::from_millis(100);
 
+    fn past(measured: &[u64]) -> Past {
+        measured.iter().fold(Past::default(), |past, ms| {
+            past.with(Belief::default().given(past).error(PREDICTED, Duration::from_millis(*ms)))
+        })
+    }
+
     fn after(measured: &[u64]) -> Belief {
-        let with = |past: Past, ms: &u64| past.with(PREDICTED, Duration::from_millis(*ms));
-        Belief::default().given(measured.iter().fold(Past::default(), with))
+        Belief::default().given(past(measured))
     }
 
     fn ms(time: Duration) -> f64 {
@@ -126,10 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn before_any_move_a_time_may_be_twice_as_long() {
+    fn before_some_moves_nothing_is_added() {
         let none = Belief::default();
         assert!((110.0..120.0).contains(&ms(none.expected(PREDICTED))));
-        assert!((200.0..220.0).contains(&ms(none.upper(PREDICTED))));
+        assert_eq!(none.margin(PREDICTED), Duration::ZERO);
+        assert_eq!(after(&[100; 2]).margin(PREDICTED), Duration::ZERO);
+        assert!((20.0..60.0).contains(&ms(after(&[100; 3]).margin(PREDICTED))));
     }
 
     #[test]
@@ -137,39 +179,49 @@ mod tests {
         let (one, many) = (after(&[50]), after(&[50; 20]));
         assert!(ms(one.expected(PREDICTED)) > 80.0);
         assert!((50.0..60.0).contains(&ms(many.expected(PREDICTED))), "{many:?}");
-        assert!((55.0..85.0).contains(&ms(many.upper(PREDICTED))), "{many:?}");
+        assert!((5.0..30.0).contains(&ms(many.margin(PREDICTED))), "{many:?}");
+    }
+
+    #[test]
+    fn a_machine_that_is_always_slow_is_believed_and_one_that_stood_still_once_is_not() {
+        let slow = after(&[2000; 20]);
+        assert!((1000.0..2600.0).contains(&ms(slow.expected(PREDICTED))), "{slow:?}");
+        assert!(ms(slow.expected(PREDICTED) + slow.margin(PREDICTED)) > 2000.0, "{slow:?}");
+        let mut moves = [100; 20];
+        moves[10] = 1_000_000;
+        assert!(ms(after(&moves).expected(PREDICTED)) < 150.0);
     }
 
     #[test]
     fn what_holds_for_all_holds_for_a_service_of_which_nothing_is_known() {
         let of_all = after(&[300; 30]);
         let of_one = of_all.given(Past::default());
-        assert!(
-            (of_one.expected(PREDICTED).as_secs_f64() / of_all.expected(PREDICTED).as_secs_f64() - 1.0).abs()
-                < 1e-9
-        );
+        let ratio = ms(of_one.expected(PREDICTED)) / ms(of_all.expected(PREDICTED));
+        assert!((ratio - 1.0).abs() < 1e-9, "{ratio}");
         // It is less sure of its own.
-        assert!(of_one.upper(PREDICTED) > of_all.upper(PREDICTED));
+        assert!(of_one.margin(PREDICTED) > of_all.margin(PREDICTED));
     }
 
     #[test]
-    fn a_day_later_a_move_counts_half_and_one_that_stood_still_for_four() {
-        let past = Past::default().with(PREDICTED, Duration::from_secs(1000));
-        assert!((past.sum - LARGEST.ln()).abs() < 1e-9);
+    fn a_week_later_a_move_counts_half_and_what_is_taken_off_is_gone() {
+        let past = past(&[1_000_000, 50]);
         let faded = past.faded(HALF);
-        assert!((faded.weight - 0.5).abs() < 1e-9 && (faded.sum - past.sum / 2.0).abs() < 1e-9);
-        assert!(Past::default().with(PREDICTED, Duration::ZERO).sum.is_finite());
-        assert!(Past::default().with(Duration::ZERO, PREDICTED).sum.is_finite());
+        assert!((faded.weight - 1.0).abs() < 1e-9 && (faded.sum - past.sum / 2.0).abs() < 1e-9);
+        assert_eq!(past.without(past), Past::default());
+        assert_eq!(past.without(Past::default()), past);
+        for [predicted, measured] in [[PREDICTED, Duration::ZERO], [Duration::ZERO, PREDICTED]] {
+            assert!(Belief::default().error(predicted, measured).is_finite());
+        }
     }
 
     #[test]
     fn what_a_damaged_file_has_is_told_from_a_past() {
-        let sound = Past::default().with(PREDICTED, PREDICTED * 2);
+        let sound = past(&[200]);
         assert!(sound.is_sound() && sound.faded(HALF * 100).is_sound() && Past::default().is_sound());
         for unsound in [
             Past { weight: f64::NAN, ..sound },
             Past { weight: -1.0, ..sound },
-            Past { sum: 9.0, ..sound },
+            Past { sum: 99.0, ..sound },
             Past { squares: f64::INFINITY, ..sound },
             Past { squares: -1.0, ..sound },
         ] {
@@ -190,10 +242,11 @@ mod tests {
             let (mut past, mut below) = (Past::default(), 0);
             for n in 0..400 {
                 let measured = PREDICTED.mul_f64(error().exp());
-                if n >= 100 && measured <= Belief::default().given(past).upper(PREDICTED) {
+                let belief = Belief::default().given(past);
+                if n >= 100 && measured <= belief.expected(PREDICTED) + belief.margin(PREDICTED) {
                     below += 1;
                 }
-                past = past.with(PREDICTED, measured);
+                past = past.with(belief.error(PREDICTED, measured));
             }
             prop_assert!((230..=299).contains(&below), "{below} of 300");
         }
@@ -204,14 +257,14 @@ mod tests {
             predicted in 0_u64..10_000_000,
         ) {
             let with = |past: Past, (predicted, measured): &(u32, u32)| {
-                past.with(Duration::from_micros((*predicted).into()), Duration::from_micros((*measured).into()))
+                let [predicted, measured] = [predicted, measured].map(|us| Duration::from_micros((*us).into()));
+                past.with(Belief::default().given(past).error(predicted, measured))
             };
             let past = measured.iter().fold(Past::default(), with);
             prop_assert!(past.is_sound());
             let (belief, predicted) = (Belief::default().given(past), Duration::from_millis(predicted));
-            let (expected, upper) = (belief.expected(predicted), belief.upper(predicted));
-            prop_assert!(expected <= predicted * 10 && upper <= predicted * 20, "{expected:?} {upper:?}");
-            prop_assert!(expected * 10 >= predicted && upper * 10 >= predicted, "{expected:?} {upper:?}");
+            let most = belief.expected(predicted) + belief.margin(predicted);
+            prop_assert!(most <= predicted * 1_000_000 && most * 1_000_000 >= predicted, "{most:?}");
         }
     }
 }

@@ -119,7 +119,14 @@ mod tests {
     const GBIT: f64 = 125e6;
 
     fn goals() -> Goals {
-        Goals { max_frozen: None, max_rounds: 20, throttle: false, postcopy: false, thrifty: false }
+        Goals {
+            max_frozen: None,
+            margin: Duration::ZERO,
+            max_rounds: 20,
+            throttle: false,
+            postcopy: false,
+            thrifty: false,
+        }
     }
 
     /// A service of so many pages that writes so many of them in a quarter of a second and in a second.

@@ -255,6 +255,8 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> 
         let blob = format!("{BLOBS}{}", named.hex());
         if seen.insert(blob.clone()) {
             add(&mut copy, &blob, manifest.len() as u64, manifest.as_slice())?;
+        } else if !documents.has(named.hex(), &manifest) {
+            return Err(io::Error::other(format!("an archive whose file {blob} is another")));
         }
         let index = serde_json::to_vec(&Index::of(named))?;
         add(&mut copy, INDEX, index.len() as u64, index.as_slice())?;
@@ -503,15 +505,15 @@ pub(super) mod tests {
         let manifest = |layer: &str| {
             json!({ "schemaVersion": 2, "config": part(&config), "layers": [part(layer)] }).to_string()
         };
-        let index = |manifest: &str| {
+        let list_of = |manifest: &str| {
             let named = format!(r#""mediaType":"{OCI}","digest":"{}","size":1"#, digest(manifest));
             let more = r#""Annotations":{"org.opencontainers.image.ref.name":"debian"}"#;
             format!(
                 r#"{{"schemaVersion":2,"manifests":[{{{named},{more}}}],"annotations":{{}},"Manifests":[{{}},{{}}]}}"#
             )
         };
-        let passed = |manifest: &str, twice: &str| {
-            let list = index(manifest);
+        let passed_with = |manifest: &str, twice: &str| {
+            let list = list_of(manifest);
             let (of_manifest, of_config, layer) = (blob(manifest), blob(&config), blob("layer"));
             let entries = [
                 ("index.json", &*list),
@@ -524,19 +526,27 @@ pub(super) mod tests {
             passed(&entries, &digest(&config))
         };
         let right = manifest("layer");
-        let found = passed(&right, "index").unwrap();
+        let found = passed_with(&right, "index").unwrap();
         // The list comes last, when it is known what it lists, and names what has just come before it.
         let [.., (path, made), (list, index)] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!((list.as_str(), path), ("index.json", &blob(made)));
-        let index: Value = serde_json::from_str(index).unwrap();
+        let told: Value = serde_json::from_str(index).unwrap();
         let named = json!({ "mediaType": OCI, "digest": digest(made), "size": made.len() });
-        assert_eq!(index, json!({ "schemaVersion": 2, "manifests": [named] }));
+        assert_eq!(told, json!({ "schemaVersion": 2, "manifests": [named] }));
+
+        // Nothing is in its place.
+        let (path, right) = (path.clone(), manifest("layer"));
+        let (list, of_manifest, of_config) = (list_of(&right), blob(&right), blob(&config));
+        let entries: [(&str, &str); 4] =
+            [("index.json", &list), (&of_manifest, &right), (&of_config, &config), (&path, "{}")];
+        let told = passed(&entries, &digest(&config)).unwrap_err().to_string();
+        assert!(told.contains("is another"), "{told}");
 
         // Under an ID that is trusted comes nothing but its layers.
-        let told = passed(&manifest("evil"), "index").unwrap_err().to_string();
+        let told = passed_with(&manifest("evil"), "index").unwrap_err().to_string();
         assert!(told.contains("other layers than its image has"), "{told}");
         for twice in [blob("layer"), "oci-layout".to_owned(), "index.json".to_owned()] {
-            let told = passed(&right, &twice).unwrap_err().to_string();
+            let told = passed_with(&right, &twice).unwrap_err().to_string();
             assert!(told.contains("two files"), "{told}");
         }
     }

@@ -146,9 +146,10 @@ impl Definition {
         ];
         let against = |(name, what, option, told): ([&str; 2], &str, &str, &str)| {
             let list = self.spec["linux"]["resources"][name[0]][name[1]].as_str().unwrap_or_default();
-            let missing: Vec<_> = limits_now::missing(list, told).iter().map(u16::to_string).collect();
+            let missing = limits_now::missing(list, told);
             let told = || {
-                let missing = missing.join(",");
+                let first: Vec<_> = missing.iter().take(8).map(u16::to_string).collect();
+                let missing = first.join(",") + if missing.len() > first.len() { ",…" } else { "" };
                 format!(
                     "it is to use the {what} {list} ({option}), and {missing} are not there; `podman update {option}` changes that"
                 )

@@ -12,6 +12,7 @@ use godwit_engine::ContainerConfig;
 use godwit_memory::tracker::{Backend, TrackError, Tracker};
 use godwit_memory::{PAGE_SIZE, shared};
 use godwit_policy::Mode;
+use godwit_policy::converge::Goals;
 use godwit_policy::curve::{Curve, Look};
 use godwit_policy::outlook::{Known, Outlook, foresee};
 
@@ -189,7 +190,8 @@ impl Source {
             let kinds = self.kinds(accepted, plan.mode).await?;
             self.warn_of_shared_memory(kinds, findings).await?;
         }
-        let fixed = self.corrected(self.fixed(memory).await?);
+        let (fixed, margin) = self.corrected(self.fixed(memory).await?);
+        let goals = Goals { margin, ..plan.goals };
         let (layer_bytes, link) = match answered {
             Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),
@@ -214,7 +216,7 @@ impl Source {
                 Some(most) => link.bandwidth.min(most as f64),
                 None => link.bandwidth,
             };
-            foresee(&Known { mode: plan.mode, goals: plan.goals, populated, writes, bandwidth, fixed })
+            foresee(&Known { mode: plan.mode, goals, populated, writes, bandwidth, fixed })
         });
         if let Some(outlook) = &outlook {
             tell_of(outlook, &plan, findings);

@@ -70,6 +70,7 @@ impl Source {
                 report.cutover_ms += f64::from(there.cutover_us) / 1e3;
                 (report.held_frames, report.held_dropped) = (there.held_frames, there.held_dropped);
                 recorder.there = there.timeline.unwrap_or_default();
+                recorder.confirmed = true;
             }
             Ok(other) => {
                 tracing::warn!(migration = %self.id, got = other.name(), "the destination did not confirm the resume")

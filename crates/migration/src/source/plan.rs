@@ -1,5 +1,7 @@
 //! How a service's memory is to move: the mode, the way to find written pages, and when to freeze.
 
+use std::time::Duration;
+
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_policy::Mode;
 use godwit_policy::converge::Goals;
@@ -92,6 +94,7 @@ impl Source {
         let after = matches!(mode, Mode::Postcopy | Mode::Hybrid);
         let goals = Goals {
             max_frozen: self.options.max_frozen,
+            margin: Duration::ZERO,
             max_rounds: self.options.max_rounds,
             throttle: self.options.throttle && !after,
             postcopy: after || (self.options.postcopy && mode == Mode::Precopy),

@@ -25,7 +25,7 @@ use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Message, Segments};
 use crate::page_hash::EarlierVisit;
-use crate::report::{Outcome, Report, ms_since};
+use crate::report::{Outcome, Phase, Report, ms_since};
 
 /// Rounds with fewer pages show the round trip, not the bandwidth.
 const TELLING: u64 = 1024;
@@ -173,7 +173,8 @@ impl Source {
                 found = rounds.pages.with_shared(found);
             }
             let foreseen = self.fixed(found.populated * PAGE_SIZE).await?;
-            let before = self.corrected(foreseen);
+            let before;
+            (before, rounds.plan.goals.margin) = self.corrected(foreseen);
             let fixed = rounds.fixed(before);
             report.pre_dump_ms += ms_since(scanning);
             report.memory_bytes = found.populated * 4096;
@@ -204,9 +205,12 @@ impl Source {
                                 last.files = bytes;
                             }
                             let fixed = rounds.fixed(before);
-                            *self.foreseen.lock().unwrap_or_else(PoisonError::into_inner) =
-                                Some(rounds.fixed(foreseen));
                             self.is_worth_it(&rounds, fixed, leave, report)?;
+                            // Where other things take as long, or it has less CPU, it tells nothing of other moves.
+                            let rest = report.predicted_frozen_ms / 1e3 - before.as_secs_f64();
+                            let tells = rounds.share == 1000 && rest <= before.as_secs_f64();
+                            *self.foreseen.lock().unwrap_or_else(PoisonError::into_inner) =
+                                tells.then_some(foreseen);
                             if rounds.agreed.sends_shared() && leave {
                                 let pages = (rounds.pages, rounds.agreed);
                                 rounds.pages = self.send_shared(link, streams, report, pages).await?;
@@ -309,7 +313,8 @@ impl Source {
         self.progress.send_modify(|progress| progress.predicted_frozen_ms = report.predicted_frozen_ms);
         let goals = &rounds.plan.goals;
         match goals.max_frozen {
-            Some(limit) if predicted > limit => {
+            Some(limit) if predicted + goals.margin > limit => {
+                let predicted = predicted + goals.margin;
                 Err(SourceError::NotWorthIt(converge::advice(&rounds.all, predicted, fixed, goals)))
             }
             _ => Ok(()),
@@ -447,23 +452,21 @@ impl Source {
         Ok(fixed(memory, connections))
     }
 
-    /// The same by what past moves took: what is to be expected, or where there is a limit what nine of ten do not exceed.
-    pub(super) fn corrected(&self, fixed: Duration) -> Duration {
+    /// The same by what past moves took: what is to be expected, and how much longer nine of ten moves are at most.
+    pub(super) fn corrected(&self, fixed: Duration) -> (Duration, Duration) {
         let belief = self.local.past_moves.belief(&self.destination, &self.service.id);
-        match self.options.max_frozen {
-            None => belief.expected(fixed),
-            Some(_) => belief.upper(fixed),
-        }
+        (belief.expected(fixed), belief.margin(fixed))
     }
 
-    /// Notes how long it was frozen beside what was sent meanwhile, if that was foreseen.
+    /// Notes how long a service was frozen beside the pages and files that were sent meanwhile, if that was foreseen.
     pub(super) async fn learn(&self, report: &Report) {
         let foreseen = self.foreseen.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let is_known = report.outcome == Outcome::Moved && report.reason.is_empty();
-        let Some(foreseen) = foreseen.filter(|_| is_known) else { return };
-        let sent = report.phases.iter().filter(|phase| matches!(phase.phase.as_str(), "transfer" | "tries"));
-        let measured = report.frozen_ms - sent.map(|phase| phase.ms).sum::<f64>();
-        let measured = Duration::from_secs_f64(measured.max(0.0) / 1e3);
+        let Some(foreseen) = foreseen.filter(|_| report.outcome == Outcome::Moved) else { return };
+        // The phase of the dump has the last files in it, too.
+        let is_its =
+            |phase: &&Phase| matches!(phase.phase.as_str(), "freeze" | "transfer" | "restore" | "commit");
+        let others: f64 = report.phases.iter().filter(is_its).map(|phase| phase.ms).sum();
+        let measured = Duration::from_secs_f64((others + report.dump_ms).max(0.0) / 1e3);
         let (local, to, service) =
             (Arc::clone(&self.local), self.destination.clone(), self.service.id.clone());
         let noting = move || local.past_moves.learn((&to, &service), foreseen, measured);

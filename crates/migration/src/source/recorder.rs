@@ -18,13 +18,15 @@ pub(super) struct Recorder {
     /// What this node does, and what the destination says that it did.
     timeline: Arc<Timeline>,
     pub(super) there: TimelineThere,
+    /// Whether the destination has said that it runs there.
+    pub(super) confirmed: bool,
 }
 
 impl Recorder {
     /// Begins now.
     pub(super) fn new(report: Report, timeline: Arc<Timeline>) -> Self {
         let (tries, there) = (Duration::ZERO, TimelineThere::default());
-        Self { report, begun: Instant::now(), frozen: None, tries, timeline, there }
+        Self { report, begun: Instant::now(), frozen: None, tries, timeline, there, confirmed: false }
     }
 
     /// The service is frozen next.

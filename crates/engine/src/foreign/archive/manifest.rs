@@ -3,7 +3,7 @@
 //! The ID is the digest of the image's configuration, which names the layers by their content. Podman (4.3.1) takes the layers
 //! that the manifest names, and does not compare the two; newer ones take layers by what annotations say of them, or from the
 //! places that it names. So under an ID that its users trust, any layers could come. Here the layers are compared with the
-//! configuration, and nothing of the manifest is passed on but these and its annotations as a whole.
+//! configuration, and nothing of the manifest is passed on but these and annotations that say what the image is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -11,6 +11,9 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::image::Digest;
+
+/// Annotations that say what an image is.
+const ANNOTATIONS: &str = "org.opencontainers.image.";
 
 /// Bytes of all documents that are kept of an archive. An image has two.
 const MOST: usize = 16 << 20;
@@ -133,6 +136,11 @@ impl Documents {
         Ok(())
     }
 
+    /// Whether there is this document under this digest.
+    pub(super) fn has(&self, digest: &str, content: &[u8]) -> bool {
+        self.found.get(digest).is_some_and(|found| found == content)
+    }
+
     /// One that is what its digest says.
     fn document(&self, digest: &str) -> io::Result<&[u8]> {
         let found = digest.strip_prefix("sha256:").and_then(|hex| self.found.get(hex));
@@ -161,6 +169,9 @@ impl Documents {
             return wrong("an archive with other layers than its image has".to_owned());
         }
         let layers: Vec<_> = layers.iter().map(|layer| (layer.hex(), layer.size)).collect();
+        // Podman gives them to containers, and others tell a runtime what to do.
+        let is_passed = |(key, _): &(String, String)| key.starts_with(ANNOTATIONS);
+        let annotations = annotations.into_iter().filter(is_passed).collect();
         Manifest::of(&format, (id, text.len() as u64), &layers, annotations).written()
     }
 }
@@ -193,7 +204,7 @@ mod tests {
         let part = |digest: &str| json!({ "mediaType": "x", "digest": digest, "size": 1 });
         let mut manifest = json!({
             "schemaVersion": 2, "config": part(&digest(&config)), "layers": [part(&layers[0]), part(&layers[1])],
-            "annotations": { "a": "b" },
+            "annotations": { "org.opencontainers.image.title": "b", "org.criu.config": "c" },
         });
         let mut named = json!({ "mediaType": OCI.manifest, "digest": "", "size": 1 });
         change(&mut manifest, &mut named);
@@ -219,7 +230,7 @@ mod tests {
             manifest["layers"][1],
             json!({ "mediaType": OCI.layer, "digest": digest("upper"), "size": 1 })
         );
-        assert_eq!(manifest["annotations"], json!({ "a": "b" }));
+        assert_eq!(manifest["annotations"], json!({ "org.opencontainers.image.title": "b" }));
         let of_docker = made(|_, named| named["mediaType"] = DOCKER.manifest.into()).unwrap();
         assert_eq!(
             (&of_docker["mediaType"], &of_docker["config"]["mediaType"]),
