@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use crate::converge::{Goals, Next, Round, SLOWEST, advice, decide};
+use crate::converge::{Goals, Next, Round, SLOWEST, advice, decide, predict_all};
 use crate::curve::Curve;
+use crate::files::{Ahead, Files, Passes};
 use crate::{Mode, PAGE};
 
 /// Most rounds that are thought through.
@@ -22,9 +23,11 @@ pub struct Known {
     pub populated: u64,
     /// What it writes.
     pub writes: Curve,
+    /// Its files.
+    pub files: Files,
     /// Bytes per second that the link carries.
     pub bandwidth: f64,
-    /// What the frozen time is without pages.
+    /// What the frozen time is without pages and files.
     pub fixed: Duration,
 }
 
@@ -37,7 +40,9 @@ pub struct Outlook {
     pub rounds: u32,
     /// Pages that would cross.
     pub pages: u64,
-    /// The time of the rounds.
+    /// Bytes of files that would, with those that are sent more than once.
+    pub file_bytes: u64,
+    /// The time until the freeze.
     pub copying: Duration,
     /// The frozen time.
     pub frozen: Duration,
@@ -50,56 +55,126 @@ pub struct Outlook {
 /// Thinks a move through.
 #[must_use]
 pub fn foresee(known: &Known) -> Outlook {
-    let Known { mode, goals, populated, bandwidth, fixed, .. } = *known;
-    let crossing = |pages: u64| Duration::from_secs_f64((pages as f64 * PAGE / bandwidth.max(1.0)).min(1e9));
-    let start = Outlook {
+    let Known { mode, goals, populated, ref files, bandwidth, .. } = *known;
+    let bandwidth = bandwidth.max(1.0);
+    let carried = |bytes: f64| Duration::from_secs_f64((bytes / bandwidth).min(1e9));
+    let crossing = |pages: u64| carried(pages as f64 * PAGE);
+    // What is frozen is compared once more, beside the dump and the restore.
+    let fixed = known.fixed + files.comparing.saturating_sub(known.fixed / 2);
+    let first = carried(files.bytes as f64);
+    let mut passes = files.after(first);
+    let mut outlook = Outlook {
         mode,
         rounds: 0,
-        pages: populated,
-        copying: Duration::ZERO,
+        pages: 0,
+        file_bytes: files.bytes,
+        copying: first,
         frozen: fixed,
         following: Duration::ZERO,
         kept: None,
     };
     // Of these two the limit is none: they have no rounds that could keep it.
-    match mode {
-        Mode::Cold => return Outlook { frozen: fixed + crossing(populated), ..start },
-        Mode::Postcopy => return Outlook { following: crossing(populated), ..start },
-        Mode::Auto | Mode::Precopy | Mode::Hybrid => {}
+    if matches!(mode, Mode::Cold | Mode::Postcopy) {
+        let files_left = loop {
+            match passes.look() {
+                Ahead::Left(bytes) => break bytes,
+                Ahead::Sent(bytes) => outlook.sends(bytes, carried(bytes as f64), &mut passes),
+            }
+        };
+        outlook.pages = populated;
+        outlook.file_bytes = outlook.file_bytes.saturating_add(files_left);
+        let frozen = fixed + carried(files_left as f64);
+        return match mode {
+            Mode::Cold => Outlook { frozen: frozen + crossing(populated), ..outlook },
+            _ => Outlook { frozen, following: crossing(populated), ..outlook },
+        };
     }
     let round = |found_pages, since| Round { found_pages, since, bandwidth: None, files: 0 };
     let mut rounds = vec![round(populated, Duration::ZERO)];
-    let mut outlook = Outlook { pages: 0, ..start };
     let (mut left, mut share) = (populated, 1000);
     loop {
         let next = decide(&rounds, fixed, &goals);
+        let mut since = Duration::ZERO;
         match next {
-            Next::Copy | Next::Throttle if outlook.rounds < MOST_ROUNDS => {
-                if next == Next::Throttle {
-                    share = (share / 2).max(SLOWEST);
-                }
-                let took = crossing(left);
-                if let Some(last) = rounds.last_mut() {
-                    last.bandwidth = Some(bandwidth.max(1.0));
-                }
-                outlook.rounds += 1;
-                outlook.pages = outlook.pages.saturating_add(left);
-                outlook.copying += took;
-                left = whole(known.writes.within(took) * f64::from(share) / 1e3).min(populated);
-                rounds.push(round(left, took));
-            }
+            Next::Copy => {}
+            Next::Throttle => share = (share / 2).max(SLOWEST),
             Next::Keep(frozen) => {
                 let kept = Some(advice(&rounds, frozen, fixed, &goals));
                 return Outlook { frozen, kept, ..outlook };
             }
-            Next::Hybrid | Next::Freeze | Next::Copy | Next::Throttle => {
+            Next::Hybrid | Next::Freeze => {
                 let follows = mode == Mode::Hybrid || next == Next::Hybrid;
-                outlook.pages = outlook.pages.saturating_add(left);
-                return match follows {
-                    true => Outlook { mode: Mode::Hybrid, following: crossing(left), ..outlook },
-                    false => Outlook { frozen: fixed + crossing(left), ..outlook },
-                };
+                match passes.look() {
+                    Ahead::Sent(bytes) => {
+                        since = carried(bytes as f64);
+                        outlook.sends(bytes, since, &mut passes);
+                        if follows {
+                            // What it writes meanwhile follows, too.
+                            left = left.max(known.written(since, share));
+                            continue;
+                        }
+                    }
+                    Ahead::Left(bytes) => {
+                        if let Some(last) = rounds.last_mut() {
+                            last.files = bytes;
+                        }
+                        outlook.pages = outlook.pages.saturating_add(left);
+                        outlook.file_bytes = outlook.file_bytes.saturating_add(bytes);
+                        return outlook.frozen(&rounds, (follows, left), (fixed, bandwidth), &goals);
+                    }
+                }
             }
+        }
+        let took = crossing(left);
+        if let Some(last) = rounds.last_mut() {
+            last.bandwidth = Some(bandwidth);
+        }
+        passes.pass(took);
+        outlook.rounds += 1;
+        outlook.pages = outlook.pages.saturating_add(left);
+        outlook.copying += took;
+        left = known.written(since + took, share);
+        rounds.push(round(left, since + took));
+        if outlook.rounds >= MOST_ROUNDS {
+            // No user waits for that.
+            return outlook.frozen(&rounds, (false, left), (fixed, bandwidth), &goals);
+        }
+    }
+}
+
+impl Known {
+    /// Pages that it writes in this time, with this share of its CPU in thousandths.
+    fn written(&self, time: Duration, share: u32) -> u64 {
+        whole(self.writes.within(time) * f64::from(share) / 1e3).min(self.populated)
+    }
+}
+
+impl Outlook {
+    /// So many bytes of files cross while the service runs, in this time.
+    fn sends(&mut self, bytes: u64, time: Duration, passes: &mut Passes<'_>) {
+        passes.pass(time);
+        self.file_bytes = self.file_bytes.saturating_add(bytes);
+        self.copying += time;
+    }
+
+    /// With the freeze after these rounds: whether pages `follow`, and how many are left.
+    fn frozen(
+        self,
+        rounds: &[Round],
+        (follow, left): (bool, u64),
+        (fixed, bandwidth): (Duration, f64),
+        goals: &Goals,
+    ) -> Self {
+        let frozen = predict_all(rounds, fixed, follow, Some(bandwidth)).unwrap_or(fixed);
+        let surely = frozen + goals.margin;
+        let too_long = goals.max_frozen.is_some_and(|limit| surely > limit);
+        let kept = too_long.then(|| advice(rounds, surely, fixed, goals));
+        match follow {
+            true => {
+                let following = Duration::from_secs_f64((left as f64 * PAGE / bandwidth).min(1e9));
+                Self { mode: Mode::Hybrid, frozen, following, kept, ..self }
+            }
+            false => Self { frozen, kept, ..self },
         }
     }
 }
@@ -142,6 +217,7 @@ mod tests {
             goals: goals(),
             populated: 1 << 18,
             writes: writes(1 << 18, short, long),
+            files: Files::none(),
             bandwidth: GBIT,
             fixed: FIXED,
         }
@@ -193,11 +269,44 @@ mod tests {
     }
 
     #[test]
+    fn files_that_change_are_sent_again_and_the_last_of_them_while_it_is_frozen() {
+        // 1 GiB of files, of which so many MB other bytes a second are written.
+        let files = |rate: u64, comparing| Files {
+            bytes: 1 << 30,
+            writes: writes(1 << 18, rate * 61, rate * 244),
+            comparing: Duration::from_millis(comparing),
+        };
+        let with = |rate, comparing| Known { files: files(rate, comparing), ..known(0, 0) };
+        let slow = foresee(&with(12, 0));
+        assert!(slow.frozen < FIXED + Duration::from_millis(2) && slow.rounds > 1, "{slow:?}");
+        // While 2 GiB cross, a tenth of that is written, and so on.
+        let more = slow.file_bytes as f64 / f64::from(1 << 30);
+        assert!((1.15..1.25).contains(&more), "{slow:?}");
+        assert!((seconds(slow.copying) - 19.0).abs() < 0.5, "{slow:?}");
+        // As fast as the link: no pass leaves less, and all that the first one leaves crosses frozen.
+        let fast = foresee(&with(250, 0));
+        assert!(seconds(fast.frozen) > 8.0, "{fast:?}");
+        for mode in [Mode::Postcopy, Mode::Hybrid] {
+            let follows = foresee(&Known { mode, ..with(250, 0) });
+            assert!(seconds(follows.frozen) > 8.0, "files do not follow: {follows:?}");
+        }
+        let limited = Goals { max_frozen: Some(Duration::from_secs(1)), postcopy: true, ..goals() };
+        let kept = foresee(&Known { goals: limited, ..with(250, 0) }).kept.unwrap();
+        assert!(kept.contains("MB of changed files") && !kept.contains("--allow postcopy"), "{kept}");
+        assert_eq!(foresee(&Known { goals: limited, ..with(12, 0) }).kept, None);
+        // What takes long to compare is compared once more while it is frozen.
+        let many = foresee(&with(0, 450));
+        assert_eq!(many.frozen, FIXED + Duration::from_millis(400));
+    }
+
+    #[test]
     fn nothing_that_is_measured_makes_it_endless() {
         for bandwidth in [0.0, f64::MIN_POSITIVE, f64::INFINITY] {
             for mode in Mode::ALL {
                 let all = Goals { throttle: true, max_rounds: u32::MAX, ..goals() };
-                let known = Known { mode, goals: all, bandwidth, ..known(u64::MAX, u64::MAX) };
+                let all_files = writes(u64::MAX, u64::MAX, u64::MAX);
+                let files = Files { bytes: u64::MAX, writes: all_files, comparing: Duration::from_secs(9) };
+                let known = Known { mode, goals: all, bandwidth, files, ..known(u64::MAX, u64::MAX) };
                 assert!(foresee(&known).rounds <= MOST_ROUNDS);
             }
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use godwit_engine::tree;
+use godwit_policy::files::pays;
 use tokio::sync::mpsc;
 
 use super::SourceError;
@@ -13,17 +14,8 @@ use super::pages::Names;
 use crate::link::{Link, LinkError};
 use crate::message::{Message, TmpfsBegin};
 
-/// What may be left for the frozen time without another round, bytes: half a millisecond of a link of 1 Gbit/s.
-const LITTLE: u64 = 64 << 10;
-
 /// What a name that comes or goes takes on the wire beside its content, with the work for it, bytes.
-const NAME: u64 = 512;
-
-/// A round that finds more than this share of what the one before found does not pay.
-const GAIN: f64 = 0.9;
-
-/// Most further rounds: each reads all changed files.
-const MOST_ROUNDS: u32 = 16;
+pub(super) const NAME: u64 = 512;
 
 /// A round that carried less shows the round trip, not the bandwidth.
 const TELLING: u64 = 4 << 20;
@@ -88,8 +80,7 @@ impl Files {
         // What is as it was is sent again only where it changed a moment before.
         let names = changes.entries().saturating_add(changes.removals()).saturating_mul(NAME);
         let found = left.saturating_add(round.bytes).saturating_add(names);
-        let pays = before.is_none_or(|before| (found as f64) < before as f64 * GAIN);
-        if !ahead || found <= LITTLE || !pays || rounds >= MOST_ROUNDS {
+        if !ahead || !pays(found, before, rounds) {
             let files = Self { tree, log, ahead, found: before, rounds, bandwidth, comparing };
             return Ok((files, Ahead::Left(found)));
         }
