@@ -616,6 +616,10 @@ pub trait Engine: Send + Sync {
     ) -> Result<Vec<String>, EngineError> {
         Ok(Vec::new())
     }
+    /// Where the engine that keeps a container has images, root filesystems and volumes; nothing where no engine keeps it.
+    async fn storage(&self, _config: &ContainerConfig) -> Result<Option<PathBuf>, EngineError> {
+        Ok(None)
+    }
     /// Bytes of the image of a container which its engine keeps, as the engine counts them.
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         Err(no_image(config))

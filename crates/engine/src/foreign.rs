@@ -200,6 +200,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         Ok((!joined).then(apart))
     }
 
+    async fn storage(&self, config: &ContainerConfig) -> Result<Option<PathBuf>, EngineError> {
+        Ok(Some(self.storage_of(&config.name).await?))
+    }
+
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
         self.lacking(config).await
     }
