@@ -355,8 +355,14 @@ impl Stand {
     /// A machine boots, and its daemon answers.
     fn comes_back(&self, node: &str) {
         self.bed.lab().power_on(node).unwrap();
+        let mut last = String::new();
         wait_for(&format!("an answer of godwitd on {node}"), || {
-            (self.bed.godwit(node, &["ps"]).code == 0).then_some(())
+            let said = self.bed.godwit(node, &["ps"]);
+            if said.code != 0 && said.stderr != last {
+                println!("node {node}: {}", said.stderr.trim_end());
+                last.clone_from(&said.stderr);
+            }
+            (said.code == 0).then_some(())
         });
         self.never_runs_twice();
     }
