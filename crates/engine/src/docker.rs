@@ -365,6 +365,10 @@ impl Keeps for Docker {
         Ok(self.info(name).await?.docker_root_dir.clone())
     }
 
+    async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {
+        Ok(self.storage_of(name).await?.join("containers").join(id))
+    }
+
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes_and_targets() {

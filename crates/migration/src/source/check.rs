@@ -197,7 +197,7 @@ impl Source {
             Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),
         };
-        let files = FileLooks::new(tree, round, self.local.log_files(&self.service));
+        let files = FileLooks::new(tree, round, self.logs().await?);
         let (looks, link, changing) = tokio::join!(self.looks(&plan), measure(link), self.changing(files));
         let ((looks, warning), changing) = (looks?, changing?);
         findings.warnings.extend(warning);

@@ -1,6 +1,5 @@
 //! How the files of a service change while it runs: looks at them and at its log, of which nothing is sent.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use godwit_engine::tree::{BlockHash, Round, TreeSender};
@@ -42,12 +41,12 @@ pub(super) struct Changing {
 }
 
 impl FileLooks {
-    /// Of a tree, and what it has; and the files of a log.
-    pub(super) fn new(tree: TreeSender, round: Round, log: [PathBuf; 2]) -> Self {
+    /// Of a tree, and what it has; and a log.
+    pub(super) fn new(tree: TreeSender, round: Round, log: Logs) -> Self {
         let key = PageKey::random();
         let mut tree = tree.by_blocks(BlockHash::new(move |block| key.hash_block(block)));
         tree.suppose(round);
-        Self { tree, log: Logs::new(log) }
+        Self { tree, log }
     }
 }
 
