@@ -40,7 +40,12 @@ impl Cache {
         let more = [&["--network", "none"], more].concat();
         let cache = Self::started(test, &more);
         let address = ADDRESS.to_string();
+        let before = cache.inspect("a")["State"].clone();
         assert_eq!(cache.bed.done("a", &["adopt", "docker:cache", "--ip", &address]), "cache\n");
+        let adopted = cache.inspect("a")["State"].clone();
+        for field in ["Pid", "StartedAt"] {
+            assert_eq!(adopted[field], before[field], "it is not started again for that");
+        }
         cache
     }
 

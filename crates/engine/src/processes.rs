@@ -153,7 +153,8 @@ async fn kill_members(cgroup: &Cgroup) -> io::Result<()> {
         }
         // Frozen processes die of a pending SIGKILL when they are thawed, before they run.
         match cgroup.thaw() {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            // Its members were the last ones, and whoever made it has removed it.
+            Err(error) if !cgroup::is_gone(&error) => return Err(error),
             _ => {}
         }
         for handle in &handles {

@@ -150,9 +150,9 @@ impl Cgroup {
     /// Lets frozen members run.
     pub(crate) fn thaw(&self) -> io::Result<()> {
         if self.unified {
-            std::fs::write(self.freezer().join("cgroup.freeze"), "0")
+            write(&self.freezer().join("cgroup.freeze"), "0")
         } else {
-            std::fs::write(self.freezer().join("freezer.state"), "THAWED")
+            write(&self.freezer().join("freezer.state"), "THAWED")
         }
     }
 
@@ -262,11 +262,13 @@ impl Cgroup {
     }
 }
 
+/// Whether a file of a cgroup is not there: removed, or being removed (ENODEV) while it is read or written.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+}
+
 /// The members of a cgroup and of those below it.
 fn members_below(cgroup: PathBuf) -> io::Result<Vec<u32>> {
-    // Removed, or being removed (ENODEV) while it is read.
-    let is_gone =
-        |error: &io::Error| error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV);
     let mut pids = Vec::new();
     let mut directories = vec![cgroup];
     while let Some(directory) = directories.pop() {
@@ -342,6 +344,15 @@ mod tests {
         std::fs::remove_file(below.join("cgroup.procs")).unwrap();
         std::fs::create_dir(below.join("cgroup.procs")).unwrap();
         assert!(members_below(directory.path().to_owned()).is_err());
+    }
+
+    #[test]
+    fn a_cgroup_that_is_gone_is_told_from_one_that_cannot_be_thawed() {
+        for (errno, gone) in [(libc::ENOENT, true), (libc::ENODEV, true), (libc::EBUSY, false)] {
+            assert_eq!(is_gone(&io::Error::from_raw_os_error(errno)), gone, "{errno}");
+        }
+        let none = Cgroup::new("/godwit-none/such").unwrap();
+        assert!(is_gone(&none.thaw().unwrap_err()));
     }
 
     /// A directory of cgroups, too, refuses that a file is made in it, and says that it may not be.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, is_gone};
 use super::process::{self, Handle, ProcessStatus};
 use super::stop::{self, StopSignals};
 use super::{Processes, tmpfs};
@@ -219,7 +219,7 @@ impl Processes {
         }
         Stopped::of(config).stop_again(&StopSignals::of(config), &cgroup).map_err(io)?;
         match cgroup.thaw() {
-            Err(error) if error.kind() == ErrorKind::NotFound => Err(EngineError::NotFound(name.clone())),
+            Err(error) if is_gone(&error) => Err(EngineError::NotFound(name.clone())),
             result => result.map_err(io),
         }
     }

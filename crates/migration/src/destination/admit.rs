@@ -8,7 +8,7 @@ use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
-use godwit_engine::{OnMove, OutputPipes, VolumePlace, is_file_name};
+use godwit_engine::{Keeper, OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_memory::pager::fills_shared;
 use godwit_names::{VolumeName, is_name};
 
@@ -157,10 +157,16 @@ async fn examine(
     reasons.extend(machine_objections(local, &service, open));
     reasons
         .extend(open.needs.iter().flat_map(|needs| needs.objections(std::path::Path::new("/"), &local.node)));
-    // Its engine chooses the cgroup of another's container when it makes it.
-    if let Some(needs) = open.needs.as_ref().filter(|_| service.kept.is_none()) {
-        let cgroup = local.config(&service).cgroup;
-        reasons.extend(needs.lacks_tasks(Path::new("/"), &cgroup, &local.node));
+    if let Some(needs) = &open.needs {
+        let own = local.config(&service).cgroup;
+        // An engine chooses the cgroup when it makes a container, below one of these unless it is told otherwise.
+        let cgroups = match service.kept.as_ref().map(|kept| kept.keeper) {
+            None => vec![own.as_str()],
+            Some(Keeper::Docker) => vec!["system.slice/its", "docker/its"],
+            Some(Keeper::Podman) => vec!["machine.slice/its", "libpod_parent/its"],
+        };
+        let lacking = |cgroup: &&str| needs.lacks_tasks(Path::new("/"), cgroup, &local.node);
+        reasons.extend(cgroups.iter().find_map(lacking));
     }
     if let Some(theirs) = open.overlay.as_ref().filter(|_| service.network.namespace().is_none()) {
         let ours = local.network.terms();
