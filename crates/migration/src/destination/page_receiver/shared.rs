@@ -458,6 +458,39 @@ mod tests {
     }
 
     #[test]
+    fn what_no_source_leaves_for_after_the_commit_is_refused_before_there_is_memory_for_it() {
+        let shared = Shared::default();
+        let named_file = SharedSegment { name: Some("x".into()), ..segment(1, 8192) };
+        shared.make(named(&[segment(0, 8192), named_file, segment(2, 8192)]), &[]).unwrap();
+        let pages = |from: u64, to: u64| from * PAGE_SIZE..to * PAGE_SIZE;
+        let leave = |space: Space, range: Range, most| {
+            shared.leave(FIRST_SPACE + space, std::slice::from_ref(&range), most)
+        };
+        for unknown in [1, 3] {
+            assert!(leave(unknown, pages(0, 1), 1 << 30).is_err(), "{unknown}");
+        }
+        // Too much for what is reserved, however often and in however many pieces.
+        for range in [pages(0, 2), 0..!(PAGE_SIZE - 1), 0..!(PAGE_SIZE - 1)] {
+            let error = leave(0, range, 4096).unwrap_err();
+            assert!(matches!(error, PageReceiverError::TooMuch { most: 4096, .. }), "{error}");
+        }
+        let shared = Shared::default();
+        shared.make(named(&[segment(0, 8192), segment(2, 8192)]), &[]).unwrap();
+        let leave = |space: Space, range: Range| {
+            shared.leave(FIRST_SPACE + space, std::slice::from_ref(&range), 1 << 30)
+        };
+        assert!(leave(0, pages(1, 3)).is_err(), "behind its end");
+        shared.store(batch(2, 0, Kind::Data), 1 << 30).unwrap();
+        let late = leave(2, pages(1, 2)).unwrap_err();
+        assert!(late.to_string().contains("and then that they are to come"), "{late}");
+        // The pager learns of a segment once.
+        assert_eq!(leave(0, pages(0, 1)).unwrap(), None);
+        shared.make(named(&[segment(0, 8192), segment(2, 8192), segment(4, 4096)]), &[]).unwrap();
+        let (path, size) = leave(4, pages(0, 1)).unwrap().unwrap();
+        assert_eq!((std::fs::metadata(path).unwrap().blocks(), size), (8, 4096));
+    }
+
+    #[test]
     fn segments_of_system_v_are_in_one_namespace_under_the_identifiers_that_are_named() {
         let of =
             |space, identifier| SharedSegment { inode: identifier, key: Some(9), ..segment(space, 8192) };
