@@ -8,10 +8,16 @@
 
 pub mod converge;
 pub mod curve;
+pub mod degradation;
 pub mod fixed;
+pub mod latency;
 pub mod learn;
+pub mod loss;
 mod mode;
 pub mod outlook;
+pub mod predict;
+pub mod quantity;
+mod rounds;
 
 pub use mode::Mode;
 

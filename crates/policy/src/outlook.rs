@@ -1,15 +1,15 @@
 //! What a move would be like: a pure function of what the service writes, and of the link.
 //!
-//! The rounds are those that [`decide`] would make, and what the service writes in the time of each is told by its [`Curve`].
+//! The rounds are those that [`crate::converge::decide`] would make, and what the service writes in the time of each is told by its [`Curve`].
 
 use std::time::Duration;
 
-use crate::converge::{Goals, Next, Round, SLOWEST, advice, decide};
+use crate::Mode;
+use crate::converge::{Goals, advice};
 use crate::curve::Curve;
-use crate::{Mode, PAGE};
-
-/// Most rounds that are thought through.
-const MOST_ROUNDS: u32 = 1000;
+use crate::fixed::Parts;
+use crate::predict::{Cargo, Forecast, Link, Steps, think};
+use crate::quantity::{Bandwidth, WireRatio};
 
 /// What is known of a service and of its way.
 #[derive(Debug, Clone)]
@@ -47,66 +47,28 @@ pub struct Outlook {
     pub kept: Option<String>,
 }
 
-/// Thinks a move through.
+/// Thinks a move through: as [`crate::predict`] does, on a way without round trips, images and kept pages.
 #[must_use]
 pub fn foresee(known: &Known) -> Outlook {
     let Known { mode, goals, populated, bandwidth, fixed, .. } = *known;
-    let crossing = |pages: u64| Duration::from_secs_f64((pages as f64 * PAGE / bandwidth.max(1.0)).min(1e9));
-    let start = Outlook {
-        mode,
-        rounds: 0,
-        pages: populated,
-        copying: Duration::ZERO,
-        frozen: fixed,
-        following: Duration::ZERO,
-        kept: None,
+    let cargo = Cargo { pages: populated, kept: 0, images: 0, files: 0, writes: &known.writes };
+    let link = Link {
+        bandwidth: Bandwidth::clamped(bandwidth),
+        ratio: WireRatio::clamped(1.0),
+        round_trip: Duration::ZERO,
     };
-    // Of these two the limit is none: they have no rounds that could keep it.
-    match mode {
-        Mode::Cold => return Outlook { frozen: fixed + crossing(populated), ..start },
-        Mode::Postcopy => return Outlook { following: crossing(populated), ..start },
-        Mode::Auto | Mode::Precopy | Mode::Hybrid => {}
+    let steps = Steps { fixed: Parts { freeze: fixed, ..Parts::default() }, ..Steps::default() };
+    let (forecast, rounds) = think(mode, &cargo, &link, &steps, &goals);
+    let Forecast { mode, rounds: made, sent, left, copying, held, filling, kept, .. } = forecast;
+    Outlook {
+        mode,
+        rounds: made,
+        pages: if kept.is_some() { sent } else { sent.saturating_add(left) },
+        copying,
+        frozen: kept.unwrap_or(held),
+        following: filling,
+        kept: kept.map(|frozen| advice(&rounds, frozen, fixed, &goals)),
     }
-    let round = |found_pages, since| Round { found_pages, since, bandwidth: None, files: 0 };
-    let mut rounds = vec![round(populated, Duration::ZERO)];
-    let mut outlook = Outlook { pages: 0, ..start };
-    let (mut left, mut share) = (populated, 1000);
-    loop {
-        let next = decide(&rounds, fixed, &goals);
-        match next {
-            Next::Copy | Next::Throttle if outlook.rounds < MOST_ROUNDS => {
-                if next == Next::Throttle {
-                    share = (share / 2).max(SLOWEST);
-                }
-                let took = crossing(left);
-                if let Some(last) = rounds.last_mut() {
-                    last.bandwidth = Some(bandwidth.max(1.0));
-                }
-                outlook.rounds += 1;
-                outlook.pages = outlook.pages.saturating_add(left);
-                outlook.copying += took;
-                left = whole(known.writes.within(took) * f64::from(share) / 1e3).min(populated);
-                rounds.push(round(left, took));
-            }
-            Next::Keep(frozen) => {
-                let kept = Some(advice(&rounds, frozen, fixed, &goals));
-                return Outlook { frozen, kept, ..outlook };
-            }
-            Next::Hybrid | Next::Freeze | Next::Copy | Next::Throttle => {
-                let follows = mode == Mode::Hybrid || next == Next::Hybrid;
-                outlook.pages = outlook.pages.saturating_add(left);
-                return match follows {
-                    true => Outlook { mode: Mode::Hybrid, following: crossing(left), ..outlook },
-                    false => Outlook { frozen: fixed + crossing(left), ..outlook },
-                };
-            }
-        }
-    }
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as many as there can be, at most
-fn whole(pages: f64) -> u64 {
-    pages as u64
 }
 
 #[cfg(test)]
@@ -114,6 +76,7 @@ fn whole(pages: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::curve::Look;
+    use crate::rounds::MOST_ROUNDS;
 
     const FIXED: Duration = Duration::from_millis(100);
     const GBIT: f64 = 125e6;
