@@ -6,9 +6,14 @@
 //! - [`learn`]: what past moves say of such a prediction.
 //! - [`outlook`]: a move thought through by all of them.
 
+pub mod assess;
+pub mod constraint;
 pub mod converge;
+pub mod cost;
 pub mod curve;
+pub mod decide;
 pub mod degradation;
+pub mod dwell;
 pub mod fixed;
 pub mod latency;
 pub mod learn;
@@ -18,6 +23,8 @@ pub mod outlook;
 pub mod predict;
 pub mod quantity;
 mod rounds;
+pub mod rules;
+pub mod state;
 
 pub use mode::Mode;
 

@@ -1,0 +1,181 @@
+//! What a move costs, in lost client-seconds, and the mode in which it costs least.
+//!
+//! ```text
+//!  C = Σw·(frozen + degradation) + price·bytes + price·CPU + risk
+//! ```
+
+use std::time::Duration;
+
+use crate::Mode;
+use crate::constraint::Refusal;
+use crate::converge::Goals;
+use crate::degradation::{Behaviour, Degradation, degradation};
+use crate::loss::Prices;
+use crate::predict::{Cargo, Forecast, Link, Steps, predict};
+use crate::quantity::{Share, Weight, bounded};
+
+/// What a service is taken to keep of its throughput while it is copied, where that was not measured. Redis keeps 0.7 when its
+/// cores are shared with all of a move and are always busy; a service that leaves some of its CPU idle keeps all.
+pub const THROUGHPUT: f64 = 0.9;
+
+/// Cores that a move keeps busy: one at each end.
+const CORES: f64 = 2.0;
+
+/// How a service may move.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Allowed {
+    /// All while it is frozen.
+    pub cold: bool,
+    /// In rounds while it runs.
+    pub precopy: bool,
+    /// After it runs at the destination.
+    pub postcopy: bool,
+    /// In rounds, and the rest after it runs at the destination.
+    pub hybrid: bool,
+    /// Whether its CPU may be slowed.
+    pub throttle: bool,
+    /// Longest frozen time.
+    pub max_frozen: Option<Duration>,
+    /// Most rounds.
+    pub max_rounds: u32,
+}
+
+impl Allowed {
+    /// The modes that are allowed.
+    pub fn modes(&self) -> impl Iterator<Item = Mode> {
+        let all = [
+            (self.cold, Mode::Cold),
+            (self.precopy, Mode::Precopy),
+            (self.postcopy, Mode::Postcopy),
+            (self.hybrid, Mode::Hybrid),
+        ];
+        all.into_iter().filter_map(|(allowed, mode)| allowed.then_some(mode))
+    }
+
+    /// The goals of a move in this mode. A move in rounds becomes hybrid where they do not pay, if that is allowed.
+    #[must_use]
+    pub fn goals(&self, mode: Mode, margin: Duration) -> Goals {
+        let after = matches!(mode, Mode::Postcopy | Mode::Hybrid);
+        Goals {
+            max_frozen: self.max_frozen,
+            margin,
+            max_rounds: self.max_rounds,
+            throttle: self.throttle && !after,
+            postcopy: after || self.hybrid,
+            thrifty: after,
+        }
+    }
+}
+
+/// The terms of a cost, lost client-seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Cost {
+    /// Clients without a service while it is frozen.
+    pub frozen: f64,
+    /// And while it is degraded.
+    pub degraded: f64,
+    /// Bytes sent.
+    pub bytes: f64,
+    /// CPU of the move.
+    pub cpu: f64,
+    /// The source may fail while pages follow.
+    pub risk: f64,
+    /// Whether the degradation while copying is assumed ([`THROUGHPUT`]), because it was not measured.
+    pub copying_assumed: bool,
+    /// Whether the degradation while pages follow is assumed to be total, because the requests were not measured.
+    pub filling_assumed: bool,
+}
+
+impl Cost {
+    /// All together.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.frozen + self.degraded + self.bytes + self.cpu + self.risk
+    }
+}
+
+/// A move that was thought through.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Priced {
+    /// What it takes.
+    pub forecast: Forecast,
+    /// The frozen time that nine of ten such moves do not exceed.
+    pub upper: Duration,
+    /// The service lost beside the frozen time.
+    pub degradation: Degradation,
+    /// What it costs.
+    pub cost: Cost,
+}
+
+/// What a move costs clients of this weight.
+#[must_use]
+pub fn cost(forecast: &Forecast, degradation: &Degradation, weight: Weight, prices: &Prices) -> Cost {
+    let Degradation { written, slowed, copying, filling } = *degradation;
+    let running = forecast.copying.saturating_sub(forecast.slowed);
+    let copying_lost = copying.unwrap_or(running.mul_f64(Share::clamped(THROUGHPUT).rest().get()));
+    let filling_lost = filling.map_or(forecast.filling, |overload| overload.lasts);
+    let lost = [written, slowed, copying_lost, filling_lost].map(|time| bounded(time).as_secs_f64());
+    let (filling_time, busy) = (forecast.filling.as_secs_f64(), forecast.total.as_secs_f64() * CORES);
+    Cost {
+        frozen: weight.get() * forecast.frozen.as_secs_f64(),
+        degraded: weight.get() * lost.iter().sum::<f64>(),
+        bytes: prices.byte_sent.get() * forecast.bytes as f64,
+        cpu: prices.core_second.get() * busy,
+        risk: weight.get()
+            * (filling_time * prices.failure.get()).min(1.0)
+            * bounded(prices.outage).as_secs_f64(),
+        copying_assumed: copying.is_none(),
+        filling_assumed: filling.is_none(),
+    }
+}
+
+/// What is known of a move to one node, and of the service that would move.
+#[derive(Debug, Clone, Copy)]
+pub struct Prospect<'a> {
+    /// What has to cross.
+    pub cargo: Cargo<'a>,
+    /// The way.
+    pub link: Link,
+    /// The steps that no bandwidth shortens.
+    pub steps: Steps,
+    /// How much longer than predicted the frozen time may be, of [`crate::learn::Belief::margin`].
+    pub margin: Duration,
+    /// Whether the destination can restore before all pages are there.
+    pub userfaultfd: bool,
+}
+
+/// The allowed mode that costs least and keeps the limit on the frozen time.
+///
+/// # Errors
+/// The refusal, if there is none.
+pub fn cheapest(
+    prospect: &Prospect,
+    allowed: &Allowed,
+    behaviour: &Behaviour,
+    weight: Weight,
+    prices: &Prices,
+) -> Result<Priced, Refusal> {
+    let here = prospect.userfaultfd;
+    let allowed = &Allowed { postcopy: allowed.postcopy && here, hybrid: allowed.hybrid && here, ..*allowed };
+    let limit = allowed.max_frozen;
+    let (mut best, mut least): (Option<Priced>, Option<Duration>) = (None, None);
+    for mode in allowed.modes() {
+        let goals = allowed.goals(mode, prospect.margin);
+        let forecast = predict(mode, &prospect.cargo, &prospect.link, &prospect.steps, &goals);
+        let upper = forecast.most_frozen(prospect.margin);
+        least = Some(least.map_or(upper, |least| least.min(upper)));
+        if limit.is_some_and(|limit| upper > limit) || forecast.kept.is_some() {
+            continue;
+        }
+        let degradation = degradation(&forecast, prospect.link.round_trip, behaviour);
+        let cost = cost(&forecast, &degradation, weight, prices);
+        if best.is_none_or(|best| cost.total() < best.cost.total()) {
+            best = Some(Priced { forecast, upper, degradation, cost });
+        }
+    }
+    match (best, least, limit) {
+        (Some(best), ..) => Ok(best),
+        (None, Some(upper), Some(limit)) => Err(Refusal::Frozen { upper, limit }),
+        (None, ..) => Err(Refusal::NoMode),
+    }
+}
