@@ -97,6 +97,8 @@ impl Cost {
 /// A move that was thought through.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Priced {
+    /// The mode to ask for. What becomes of it is in the forecast.
+    pub mode: Mode,
     /// What it takes.
     pub forecast: Forecast,
     /// The frozen time that nine of ten such moves do not exceed.
@@ -170,12 +172,119 @@ pub fn cheapest(
         let degradation = degradation(&forecast, prospect.link.round_trip, behaviour);
         let cost = cost(&forecast, &degradation, weight, prices);
         if best.is_none_or(|best| cost.total() < best.cost.total()) {
-            best = Some(Priced { forecast, upper, degradation, cost });
+            best = Some(Priced { mode, forecast, upper, degradation, cost });
         }
     }
     match (best, least, limit) {
         (Some(best), ..) => Ok(best),
         (None, Some(upper), Some(limit)) => Err(Refusal::Frozen { upper, limit }),
         (None, ..) => Err(Refusal::NoMode),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::curve::{Curve, Look};
+    use crate::fixed::Parts;
+    use crate::quantity::{Bandwidth, WireRatio};
+
+    const ALL: Allowed = Allowed {
+        cold: true,
+        precopy: true,
+        postcopy: true,
+        hybrid: true,
+        throttle: false,
+        max_frozen: None,
+        max_rounds: 20,
+    };
+
+    /// A service of 256 MiB that writes so many pages in a second.
+    fn curve(pages: u64) -> Curve {
+        let look = |pages, ms| Look { pages, time: Duration::from_millis(ms) };
+        Curve::fit(&[look(pages / 4, 250), look(pages, 1000)], 1 << 16)
+    }
+
+    fn prospect(writes: &Curve) -> Prospect<'_> {
+        Prospect {
+            cargo: Cargo { pages: 1 << 16, kept: 0, images: 1 << 20, files: 0, writes },
+            link: Link {
+                bandwidth: Bandwidth::new(100e6).unwrap(),
+                ratio: WireRatio::new(1.0).unwrap(),
+                round_trip: Duration::from_millis(5),
+            },
+            steps: Steps { fixed: Parts::of(1 << 28, 1), ..Steps::default() },
+            margin: Duration::from_millis(30),
+            userfaultfd: true,
+        }
+    }
+
+    fn chosen(writes: u64, allowed: Allowed) -> Result<Priced, Refusal> {
+        let (curve, ten) = (curve(writes), Weight::new(10.0).unwrap());
+        let behaviour = Behaviour { throughput: Share::new(1.0), ..Behaviour::default() };
+        cheapest(&prospect(&curve), &allowed, &behaviour, ten, &Prices::default())
+    }
+
+    #[test]
+    fn a_service_that_writes_little_is_copied_in_rounds_and_a_fast_writer_is_not() {
+        let quiet = chosen(100, ALL).unwrap();
+        assert_eq!((quiet.mode, quiet.forecast.mode), (Mode::Precopy, Mode::Precopy));
+        // Frozen for some 0.12 s, ten clients; 257 MiB.
+        assert!((1.0..1.5).contains(&quiet.cost.frozen), "{quiet:?}");
+        assert!((quiet.cost.bytes - 2.7).abs() < 0.1, "{quiet:?}");
+        assert!(!quiet.cost.copying_assumed && !quiet.cost.filling_assumed);
+        // 240 MB/s, more than the link carries: all crosses while it is frozen or follows.
+        let fast = chosen(60_000, ALL).unwrap();
+        assert_ne!((fast.mode, fast.forecast.mode), (Mode::Precopy, Mode::Precopy));
+        assert!(fast.cost.filling_assumed || fast.mode == Mode::Cold, "{fast:?}");
+    }
+
+    #[test]
+    fn a_limit_rules_out_modes_and_a_limit_that_none_keeps_has_its_figures() {
+        let limit = Duration::from_millis(300);
+        let allowed = Allowed { max_frozen: Some(limit), ..ALL };
+        let fast = chosen(60_000, allowed).unwrap();
+        assert!(fast.upper <= limit && fast.forecast.filling > Duration::from_secs(1), "{fast:?}");
+        let strict = Allowed { postcopy: false, hybrid: false, ..allowed };
+        let refusal = chosen(60_000, strict).unwrap_err();
+        assert!(
+            matches!(refusal, Refusal::Frozen { upper, limit: held } if held == limit && upper > 5 * limit),
+            "{refusal:?}"
+        );
+        assert_eq!(chosen(0, Allowed { precopy: false, cold: false, ..strict }), Err(Refusal::NoMode));
+    }
+
+    #[test]
+    fn a_node_that_cannot_restore_early_takes_no_pages_later() {
+        let curve = curve(60_000);
+        let early = Prospect { userfaultfd: false, ..prospect(&curve) };
+        let found = cheapest(&early, &ALL, &Behaviour::default(), Weight::MOST, &Prices::default()).unwrap();
+        assert!(found.forecast.filling.is_zero() && matches!(found.mode, Mode::Cold | Mode::Precopy));
+    }
+
+    #[test]
+    fn what_is_assumed_is_said_and_costs_no_less_than_nothing_lost() {
+        let curve = curve(100);
+        let forecast = predict(
+            Mode::Hybrid,
+            &prospect(&curve).cargo,
+            &prospect(&curve).link,
+            &prospect(&curve).steps,
+            &ALL.goals(Mode::Hybrid, Duration::ZERO),
+        );
+        let one = Weight::new(1.0).unwrap();
+        let of = |behaviour: &Behaviour| {
+            let lost = degradation(&forecast, Duration::from_millis(5), behaviour);
+            cost(&forecast, &lost, one, &Prices::default())
+        };
+        let (unknown, known) = (
+            of(&Behaviour::default()),
+            of(&Behaviour { throughput: Share::new(1.0), ..Behaviour::default() }),
+        );
+        assert!(unknown.copying_assumed && !known.copying_assumed && unknown.filling_assumed);
+        let tenth = forecast.copying.as_secs_f64() * 0.1;
+        assert!((unknown.degraded - known.degraded - tenth).abs() < 1e-6, "{unknown:?} {known:?}");
+        assert!(known.degraded >= forecast.filling.as_secs_f64());
     }
 }

@@ -247,7 +247,7 @@ impl Decider<'_> {
         }
         let ready = possible.iter().filter(|assessment| rank(assessment).0);
         let then = ready.skip(1).take(TRIES - 1).map(|assessment| assessment.node).collect();
-        Decision::Move { to: best.node, mode: best.priced.forecast.mode, then }
+        Decision::Move { to: best.node, mode: best.priced.mode, then }
     }
 
     /// What speaks against any move now.

@@ -15,6 +15,7 @@ pub mod decide;
 pub mod degradation;
 pub mod dwell;
 pub mod fixed;
+pub mod fleet;
 pub mod latency;
 pub mod learn;
 pub mod loss;

@@ -212,3 +212,194 @@ impl Way<'_> {
         bounded(bounded(self.link.round_trip) + self.at(PAGE)) * TOUCHED
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::curve::Look;
+
+    const GOALS: Goals = Goals {
+        max_frozen: None,
+        margin: Duration::ZERO,
+        max_rounds: 20,
+        throttle: false,
+        postcopy: false,
+        thrifty: false,
+    };
+    const THRIFTY: Goals = Goals { postcopy: true, thrifty: true, ..GOALS };
+
+    fn goals(mode: Mode) -> Goals {
+        if matches!(mode, Mode::Hybrid | Mode::Postcopy) { THRIFTY } else { GOALS }
+    }
+
+    fn curve(pages: u64, most: u64) -> Curve {
+        let look = |pages, ms| Look { pages, time: Duration::from_millis(ms) };
+        Curve::fit(&[look(pages / 4, 250), look(pages, 1000)], most)
+    }
+
+    fn link(bandwidth: f64, ms: u64) -> Link {
+        Link {
+            bandwidth: Bandwidth::new(bandwidth).unwrap(),
+            ratio: WireRatio::new(0.5).unwrap(),
+            round_trip: Duration::from_millis(ms),
+        }
+    }
+
+    fn steps() -> Steps {
+        Steps {
+            reserve: Duration::from_millis(50),
+            look: Duration::from_millis(4),
+            fixed: Parts::of(1 << 30, 10),
+        }
+    }
+
+    fn about(time: Duration, seconds: f64) -> bool {
+        (time.as_secs_f64() - seconds).abs() < 1e-4
+    }
+
+    #[test]
+    fn each_mode_is_predicted_by_its_row_of_the_table() {
+        // 1 GiB, a quarter of it kept: ρP(M−K) = 403 MB, 4.027 s at 100 MB/s. The service writes nothing.
+        let writes = curve(0, 1 << 18);
+        let cargo =
+            Cargo { pages: 1 << 18, kept: 1 << 16, images: 1_000_000, files: 50_000_000, writes: &writes };
+        let of = |mode| predict(mode, &cargo, &link(100e6, 10), &steps(), &goals(mode));
+        let bytes = 50_000_000 + 1_000_000 + 402_653_184;
+        // freeze 6, dump 52.35, image 10, restore 43.25, commit 6, two round trips 20.
+        let (least, crossing) = (0.1376, 4.02653);
+        let cold = of(Mode::Cold);
+        assert!(about(cold.frozen, 0.006 + crossing + 0.010 + 0.006 + 0.020), "{cold:?}");
+        assert!(about(cold.total, 0.05 + 0.5 + cold.frozen.as_secs_f64() + 0.02), "{cold:?}");
+        let precopy = of(Mode::Precopy);
+        assert!(about(precopy.frozen, least) && about(precopy.copying, crossing + 0.014), "{precopy:?}");
+        assert_eq!((precopy.rounds, precopy.sent, precopy.left), (1, 3 << 16, 0));
+        let postcopy = of(Mode::Postcopy);
+        assert!(
+            about(postcopy.frozen, least + 0.05 + 0.0002) && about(postcopy.filling, crossing),
+            "{postcopy:?}"
+        );
+        let hybrid = of(Mode::Hybrid);
+        assert_eq!((hybrid.frozen, hybrid.filling), (postcopy.frozen, Duration::ZERO));
+        for forecast in [cold, precopy, postcopy, hybrid] {
+            assert_eq!(forecast.bytes, bytes, "{forecast:?}");
+            assert!(forecast.held + Duration::from_millis(60) > forecast.frozen);
+        }
+    }
+
+    #[test]
+    fn pages_cross_beside_the_dump_and_few_of_them_cost_no_time() {
+        let writes = curve(0, 1 << 18);
+        let of = |pages| {
+            let cargo = Cargo { pages, kept: 0, images: 0, files: 0, writes: &writes };
+            predict(Mode::Cold, &cargo, &link(100e6, 0), &steps(), &GOALS)
+        };
+        assert_eq!(of(1000).frozen, of(0).frozen, "20 ms beside 95 ms");
+        assert!(of(10_000).frozen > of(0).frozen);
+        assert!(about(of(1000).held - of(0).held, 0.02048), "but a limit is held against the sum");
+    }
+
+    #[test]
+    fn what_a_service_rewrites_crosses_again_and_what_it_keeps_there_does_not() {
+        let writes = curve(3000, 1 << 18);
+        let of = |kept| {
+            let cargo = Cargo { pages: 1 << 18, kept, images: 0, files: 0, writes: &writes };
+            predict(Mode::Precopy, &cargo, &link(100e6, 1), &steps(), &GOALS)
+        };
+        let (none, most) = (of(0), of((1 << 18) - 100));
+        assert!(none.sent > 1 << 18 && none.written > 3000 * 5, "{none:?}");
+        assert!(most.sent < 1000 && most.copying < Duration::from_millis(500), "{most:?}");
+        assert_eq!(of(u64::MAX).sent, of(1 << 18).sent, "more than there is is all of it");
+    }
+
+    fn modes() -> impl Strategy<Value = Mode> {
+        prop::sample::select(vec![Mode::Cold, Mode::Precopy, Mode::Postcopy, Mode::Hybrid])
+    }
+
+    fn no_longer(a: &Forecast, b: &Forecast) -> bool {
+        let of = |forecast: &Forecast| {
+            let Forecast { frozen, held, total, filling, copying, .. } = *forecast;
+            [frozen, held, total, filling, copying]
+        };
+        // A time is rounded to nanoseconds.
+        let little = Duration::from_nanos(100);
+        of(a).iter().zip(of(b)).all(|(a, b)| *a <= b + little) && a.bytes <= b.bytes
+    }
+
+    proptest! {
+        #[test]
+        fn more_pages_less_bandwidth_and_longer_round_trips_never_make_an_idle_service_move_faster(
+            mode in modes(),
+            (pages, more) in (0_u64..1 << 22, 0_u64..1 << 22),
+            (bandwidth, factor) in (1.0_f64..1e10, 1.0_f64..100.0),
+            (round_trip, longer) in (0_u64..1000, 0_u64..1000),
+            (images, files) in (0_u64..1 << 30, 0_u64..1 << 34),
+        ) {
+            let writes = curve(0, pages);
+            let cargo = Cargo { pages, kept: 0, images, files, writes: &writes };
+            let of = |cargo: &Cargo, link: &Link| predict(mode, cargo, link, &steps(), &goals(mode));
+            let here = link(bandwidth * factor, round_trip);
+            let base = of(&cargo, &here);
+            for worse in [
+                of(&Cargo { pages: pages + more, ..cargo }, &here),
+                of(&cargo, &link(bandwidth, round_trip)),
+                of(&cargo, &link(bandwidth * factor, round_trip + longer)),
+                of(&Cargo { images: images + more, ..cargo }, &here),
+                of(&Cargo { files: files + more, ..cargo }, &here),
+            ] {
+                prop_assert!(no_longer(&base, &worse), "{base:?} {worse:?}");
+            }
+        }
+
+    }
+
+    proptest! {
+        // Each case fits a curve, which takes its time without optimisation.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn each_round_of_a_writer_finds_no_fewer_pages_on_a_worse_way(
+            (pages, writes) in (1_u64..1 << 20, 0_u64..1 << 20),
+            (bandwidth, factor) in (1e5_f64..1e9, 1.0_f64..10.0),
+            (round_trip, longer) in (0_u64..200, 0_u64..200),
+        ) {
+            let writes = curve(writes, pages);
+            let cargo = Cargo { pages, kept: 0, images: 0, files: 0, writes: &writes };
+            let of = |link: &Link| think(Mode::Precopy, &cargo, link, &steps(), &GOALS);
+            let (better, worse) = (of(&link(bandwidth * factor, round_trip)), of(&link(bandwidth, round_trip + longer)));
+            // When rounds end depends on what they gain, so their number may differ either way.
+            for (better, worse) in better.1.iter().zip(&worse.1) {
+                prop_assert!(better.found_pages <= worse.found_pages + 1 && better.since <= worse.since);
+            }
+        }
+
+        #[test]
+        fn nothing_that_is_measured_makes_a_move_endless(
+            mode in modes(),
+            (pages, kept, images, files) in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()),
+            (bandwidth, ratio, seen) in (any::<f64>(), any::<f64>(), any::<u64>()),
+            (round_trip, look, fixed) in (any::<u64>(), any::<u64>(), any::<u64>()),
+            (throttle, limit) in (any::<bool>(), proptest::option::of(any::<u32>())),
+        ) {
+            let writes = curve(seen, pages);
+            let cargo = Cargo { pages, kept, images, files, writes: &writes };
+            let time = Duration::from_nanos;
+            let link = Link {
+                bandwidth: Bandwidth::clamped(bandwidth),
+                ratio: WireRatio::clamped(ratio),
+                round_trip: time(round_trip).saturating_mul(u32::MAX),
+            };
+            let fixed = Parts::of(images, 7).corrected(time(fixed).saturating_mul(1000));
+            let steps = Steps { reserve: Duration::MAX, look: time(look), fixed };
+            let max_frozen = limit.map(|ms| Duration::from_millis(ms.into()));
+            let forecast = predict(mode, &cargo, &link, &steps, &Goals { throttle, max_frozen, ..goals(mode) });
+            let Forecast { copying, slowed, frozen, held, filling, total, .. } = forecast;
+            for time in [copying, slowed, frozen, held, filling, total] {
+                prop_assert!(time <= crate::quantity::LONGEST, "{forecast:?}");
+            }
+            prop_assert!(slowed <= copying && frozen <= total && forecast.most_frozen(Duration::MAX) >= frozen);
+        }
+    }
+}

@@ -78,10 +78,15 @@ impl State {
         (self.armed, self.over) = (false, None);
         self.waits.retain(|wait| wait.node != to);
         self.moves.push(made);
+        // What was lost during the move is part of its cost.
+        self.decided = Some(made.at);
     }
 
-    /// Notes a move to this node that was given up. Each one in a row waits twice as long, up to an hour.
+    /// Notes a move to this node that was given up. Each one in a row waits twice as long, up to an hour. The attempt has cost
+    /// something, too: the next one, wherever to, has to be paid for again.
     pub fn kept(&mut self, node: NodeId, now: Moment) {
+        self.debts.clear();
+        self.decided = Some(now);
         let before = self.waits.iter().find(|wait| wait.node == node).map(|wait| wait.length);
         let length = before.map_or(FIRST_WAIT, |before| before.saturating_mul(2)).clamp(FIRST_WAIT, HOUR);
         self.waits.retain(|wait| wait.node != node);
@@ -158,5 +163,94 @@ impl State {
         debts.sort_by(|a, b| b.amount.total_cmp(&a.amount));
         debts.truncate(MOST);
         self.debts = debts;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment(Duration::from_secs(seconds))
+    }
+
+    fn part(part: f64, second: u64, state: &mut State) -> bool {
+        state.arm(part, at(second), &Thresholds::default())
+    }
+
+    #[test]
+    fn a_service_is_armed_after_three_seconds_above_and_disarmed_only_well_below() {
+        let mut state = State::default();
+        assert!(!part(0.06, 0, &mut state) && !part(0.06, 2, &mut state) && part(0.06, 3, &mut state));
+        assert!(part(0.03, 4, &mut state), "between both");
+        assert!(!part(0.01, 5, &mut state));
+        assert!(!part(0.06, 6, &mut state) && !part(0.04, 8, &mut state));
+        assert!(!part(0.06, 9, &mut state) && !part(0.06, 11, &mut state), "it began anew");
+        assert!(!part(f64::NAN, 14, &mut state));
+    }
+
+    #[test]
+    fn a_debt_grows_by_what_was_lost_and_never_falls_below_nothing() {
+        let (mut state, node) = (State::default(), NodeId(1));
+        let charge = |state: &mut State, rate, seconds| {
+            state.charge([(node, rate)].into_iter(), Duration::from_secs(seconds));
+        };
+        charge(&mut state, 2.0, 3);
+        assert!((state.debt(node) - 6.0).abs() < 1e-9);
+        charge(&mut state, -1.0, 2);
+        assert!((state.debt(node) - 4.0).abs() < 1e-9);
+        charge(&mut state, -5.0, 2);
+        assert!(state.debts.is_empty());
+        charge(&mut state, 1.0, 1);
+        state.charge([(NodeId(2), 1.0)].into_iter(), Duration::from_secs(1));
+        assert_eq!(
+            state.debts,
+            [Debt { node: NodeId(2), amount: 1.0 }],
+            "a node that is no candidate is forgotten"
+        );
+        state.kept(NodeId(9), at(0));
+        assert!(state.debts.is_empty(), "an attempt uses it up");
+    }
+
+    #[test]
+    fn a_destination_waits_twice_as_long_after_each_move_that_was_given_up() {
+        let (mut state, node) = (State::default(), NodeId(1));
+        let mut now = 0;
+        for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
+            state.kept(node, at(now));
+            state.settle(at(now + 1));
+            let length = Duration::from_secs(60 * minutes);
+            assert_eq!(state.waits(node, at(now + 1)), Some(length.saturating_sub(Duration::from_secs(1))));
+            now += 60 * minutes;
+            state.settle(at(now));
+            assert_eq!(state.waits(node, at(now)), None);
+        }
+        let made = Made { at: at(now), frozen: Duration::ZERO, took: Duration::ZERO };
+        state.moved(node, made);
+        state.kept(node, at(now));
+        assert_eq!(state.waits(node, at(now)), Some(FIRST_WAIT), "a move that was made ends the row");
+        state.settle(at(now + 1000));
+        assert!(state.waits.is_empty(), "and so does time");
+    }
+
+    #[test]
+    fn a_damaged_state_and_a_clock_that_was_set_back_are_settled() {
+        let late = Moment(Duration::MAX);
+        let mut state = State {
+            decided: Some(late),
+            over: Some(late),
+            armed: true,
+            debts: [f64::NAN, f64::INFINITY, -1.0, 2.0]
+                .map(|amount| Debt { node: NodeId(1), amount })
+                .to_vec(),
+            moves: vec![Made { at: late, frozen: Duration::MAX, took: Duration::MAX }; 1000],
+            waits: vec![Wait { node: NodeId(2), since: late, length: Duration::MAX }; 1000],
+        };
+        assert_eq!(state.settle(at(10)), Duration::ZERO);
+        assert_eq!(state.debts, [Debt { node: NodeId(1), amount: 2.0 }]);
+        assert_eq!((state.over, state.moves.len(), state.waits.len()), (Some(at(10)), MOST, MOST));
+        assert_eq!(state.waits(NodeId(2), at(10)), Some(HOUR));
+        assert_eq!(state.settle(at(11)), Duration::from_secs(1));
+        assert_eq!(state.settle(at(1000)), STEP, "nobody has looked for longer");
     }
 }
