@@ -7,6 +7,7 @@ mod world;
 use std::time::Duration;
 
 use godwit_policy::decide::Decision;
+use godwit_policy::dwell::Watch;
 use godwit_policy::quantity::Moment;
 use godwit_policy::state::{Made, NodeId, State};
 use proptest::prelude::*;
@@ -30,6 +31,10 @@ struct Walk {
     world: World,
     state: State,
     noise: Noise,
+    /// The last five latencies to both nodes, milliseconds: what is measured is their median.
+    last: [[f64; 5]; 2],
+    /// How long a node stays the best.
+    watch: Watch,
     /// Milliseconds since it began.
     now: u64,
     /// Whether it is at the second node.
@@ -48,6 +53,8 @@ impl Walk {
             world: World::example(),
             state: State::default(),
             noise: Noise(seed),
+            last: [[5.0; 5], [45.0; 5]],
+            watch: Watch::default(),
             now: 0,
             second: false,
             suffered: 0.0,
@@ -60,15 +67,28 @@ impl Walk {
     /// A second with the client at this place between both nodes, 0 to 1.
     fn step(&mut self, place: f64, weight: u32) {
         self.now += 1000;
-        let far = if self.second { 1.0 - place } else { place };
-        let mut latency = |far: f64| ((5.0 + 40.0 * far) * (0.9 + 0.2 * self.noise.next()) * 1e3).round();
-        let [here, there] = [latency(far), latency(1.0 - far)].map(micros);
+        let measured: Vec<_> = [place, 1.0 - place]
+            .into_iter()
+            .zip(&mut self.last)
+            .map(|(far, last)| {
+                last.rotate_left(1);
+                last[4] = (5.0 + 40.0 * far) * (0.9 + 0.2 * self.noise.next());
+                let mut sorted = *last;
+                sorted.sort_by(f64::total_cmp);
+                micros(sorted[2] * 1e3)
+            })
+            .collect();
+        let [first, second] = measured[..] else { panic!() };
+        let (here, there) = if self.second { (second, first) } else { (first, second) };
+        let moment = Moment(Duration::from_millis(self.now));
+        self.watch.see(NodeId(u32::from(second < first)), moment);
+        self.world.dwell = self.watch.mean(Duration::from_secs(60));
         self.world.clients = vec![clients(weight, 20, Some(0))];
         let as_measured = |expected| Some(godwit_policy::latency::Estimate { expected, ..estimate(0, 2) });
         self.world.clients[0].here = as_measured(here);
         self.world.others = vec![other(&[])];
         self.world.others[0].there = vec![as_measured(there)];
-        let verdict = self.world.decide(&mut self.state, Moment(Duration::from_millis(self.now)));
+        let verdict = self.world.decide(&mut self.state, moment);
         let losses = &verdict.suffering.losses;
         self.suffered += losses.clients + losses.residence;
         let Decision::Move { to, .. } = verdict.decision else { return };
@@ -110,7 +130,7 @@ fn micros(number: f64) -> Duration {
 
 proptest! {
     // Each case is two hours of decisions, one each second.
-    #![proptest_config(ProptestConfig::with_cases(6))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
     fn however_a_client_walks_its_moves_are_paid_for(seed in any::<u64>(), speed in 0.001_f64..0.2, weight in 1_u32..20) {
@@ -127,7 +147,6 @@ proptest! {
     fn a_client_that_runs_away_from_its_service_gains_nothing_by_it(seed in any::<u64>(), weight in 1_u32..20, wait in 0_u64..120) {
         // It goes to the far side as soon as the service has come, or some time after that.
         let mut walk = Walk::new(seed);
-        walk.world.dwell = Duration::from_secs(3600);
         let (mut side, mut since) = (1.0, 0);
         while !walk.done() {
             let before = walk.moves.len();
@@ -142,24 +161,25 @@ proptest! {
             }
         }
         walk.check()?;
-        prop_assert!((2..=14).contains(&walk.moves.len()), "{}", walk.moves.len());
+        prop_assert!((1..=13).contains(&walk.moves.len()), "{}", walk.moves.len());
     }
 
     #[test]
-    fn a_client_at_the_border_moves_nothing(seed in any::<u64>(), weight in 1_u32..20) {
+    fn a_client_at_the_border_is_hardly_followed_once_its_ways_are_known(seed in any::<u64>(), weight in 1_u32..20) {
         let mut walk = Walk::new(seed);
         while !walk.done() {
             let place = 0.5 + 0.04 * (walk.noise.next() - 0.5);
             walk.step(place, weight);
         }
         walk.check()?;
-        prop_assert_eq!(walk.moves.len(), 0);
+        prop_assert!(walk.cost <= 0.01 * walk.suffered, "{} {}", walk.cost, walk.suffered);
+        let late = walk.moves.iter().filter(|made| made.at > Moment(Duration::from_secs(1200))).count();
+        prop_assert!(late <= 4, "{late}");
     }
 
     #[test]
     fn a_commuter_is_followed_once_each_way(seed in any::<u64>(), weight in 1_u32..20) {
         let mut walk = Walk::new(seed);
-        walk.world.dwell = Duration::from_secs(1200);
         while !walk.done() {
             let second = walk.now / 1000 % 2400;
             let place = if second < 1200 { 0.1 } else { 0.9 };
