@@ -22,6 +22,9 @@ pub const BEST: usize = 16;
 /// Nodes that are ruled out and would be among the best, which an explanation names.
 pub const NAMED: usize = 4;
 
+/// Nodes whose losses are summed up at a time.
+const TILE: usize = 1024;
+
 /// A property of nodes that the caller has numbered: an instruction set, a CPU feature, a CRIU that is new enough, a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Property(pub u16);
@@ -188,17 +191,24 @@ impl Fleet {
         let request = bounded(usage.request.unwrap_or_default()).as_secs_f32() * from;
         let requests: Vec<f32> = self.speed.iter().map(|speed| request / speed).collect();
         let mut losses = self.rents(query, from, prices);
-        for zone in query.zones {
-            let Some(row) = zone.row.checked_mul(self.nodes).and_then(|start| self.latencies.get(start..))
-            else {
-                continue;
-            };
-            let (weight, part) = (narrow(zone.weight.get()), 1.0 / zone.target.get().as_secs_f32());
-            for ((loss, latency), request) in losses.iter_mut().zip(row).zip(&requests) {
-                *loss += weight * ((latency + request) * part - 1.0).clamp(0.0, 1.0);
+        let rows: Vec<_> = query.zones.iter().map(|zone| (self.row(zone.row), Line::of(zone))).collect();
+        // A few nodes at a time, whose losses stay in the processor's first cache.
+        for (tile, (losses, requests)) in losses.chunks_mut(TILE).zip(requests.chunks(TILE)).enumerate() {
+            for (row, line) in &rows {
+                match row.and_then(|row| row.get(tile * TILE..)) {
+                    Some(row) => line.add(losses, row, requests),
+                    // Nothing is known of it: it loses all, wherever the service is.
+                    None => losses.iter_mut().for_each(|loss| *loss += line.weight),
+                }
             }
         }
         losses
+    }
+
+    /// A zone's latencies to all nodes.
+    fn row(&self, row: usize) -> Option<&[f32]> {
+        let start = row.checked_mul(self.nodes)?;
+        self.latencies.get(start..start.checked_add(self.nodes)?)
     }
 
     /// What CPU and memory are worth at each node.
@@ -257,6 +267,26 @@ impl Fleet {
             *word &= fits;
         }
         allowed
+    }
+}
+
+/// A zone's loss is linear in its latency, from nothing to all of its weight.
+struct Line {
+    weight: f32,
+    /// By the target.
+    factor: f32,
+}
+
+impl Line {
+    fn of(zone: &Zone) -> Self {
+        Self { weight: narrow(zone.weight.get()), factor: 1.0 / zone.target.get().as_secs_f32() }
+    }
+
+    /// Adds what is lost with these latencies and request times.
+    fn add(&self, losses: &mut [f32], latencies: &[f32], requests: &[f32]) {
+        for ((loss, latency), request) in losses.iter_mut().zip(latencies).zip(requests) {
+            *loss += self.weight * ((latency + request) * self.factor - 1.0).clamp(0.0, 1.0);
+        }
     }
 }
 
