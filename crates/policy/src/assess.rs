@@ -97,6 +97,12 @@ impl Assessment {
     pub fn worth(&self) -> f64 {
         self.gain - self.priced.cost.total()
     }
+
+    /// The same for each byte that crosses. Of the services of a node, that with the most moves first.
+    #[must_use]
+    pub fn worth_per_byte(&self) -> f64 {
+        self.worth() / (self.priced.forecast.bytes as f64).max(1.0)
+    }
 }
 
 /// What is lost where the service is.

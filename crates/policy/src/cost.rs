@@ -109,6 +109,15 @@ pub struct Priced {
     pub cost: Cost,
 }
 
+impl Priced {
+    /// How long the unluckiest client is expected to wait: the frozen time, and the longest wait for pages that follow. None
+    /// where pages follow and the requests are not known.
+    #[must_use]
+    pub fn downtime(&self) -> Option<Duration> {
+        self.degradation.filling.map(|overload| bounded(self.forecast.frozen + overload.longest_wait))
+    }
+}
+
 /// What a move costs clients of this weight.
 #[must_use]
 pub fn cost(forecast: &Forecast, degradation: &Degradation, weight: Weight, prices: &Prices) -> Cost {

@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use crate::quantity::{bounded, seconds};
+use crate::samples::median;
 
 /// One measured latency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +29,9 @@ pub struct Reading {
 /// A path through a node that forwards to the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// From the entry node to where the service is.
+    /// Origin the entry node to where the service is.
     pub from_here: Reading,
-    /// From the entry node to where it would be.
+    /// Origin the entry node to where it would be.
     pub from_there: Reading,
 }
 
@@ -53,7 +54,7 @@ pub struct Evidence {
 
 /// Where an estimate is from, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum From {
+pub enum Origin {
     /// The client's own connections.
     Own,
     /// A probe.
@@ -76,7 +77,7 @@ pub struct Estimate {
     /// How old the oldest part of its evidence is.
     pub age: Duration,
     /// What evidence it is from.
-    pub from: From,
+    pub from: Origin,
 }
 
 impl Estimate {
@@ -93,7 +94,7 @@ impl Estimate {
     }
 }
 
-impl From {
+impl Origin {
     /// Evidence older than this is not used. Probes are made twice a minute at most; a prefix stays where it is for longer than
     /// a client.
     #[must_use]
@@ -109,7 +110,7 @@ impl From {
 /// The latency at the node where the service is, from the client's connections to it.
 #[must_use]
 pub fn here(own: Reading) -> Option<Estimate> {
-    of(From::Own, &[own], seconds_of(own.latency), seconds_of(own.deviation))
+    of(Origin::Own, &[own], seconds_of(own.latency), seconds_of(own.deviation))
 }
 
 /// The latency at another node, from the best evidence that is not too old; none if there is no such evidence.
@@ -120,10 +121,10 @@ pub fn estimate(evidence: &Evidence) -> Option<Estimate> {
             of(from, &[reading], seconds_of(reading.latency), seconds_of(reading.deviation))
         })
     };
-    reading(From::Own, evidence.own)
-        .or_else(|| reading(From::Probe, evidence.probe))
+    reading(Origin::Own, evidence.own)
+        .or_else(|| reading(Origin::Probe, evidence.probe))
         .or_else(|| through(evidence.here?, evidence.entry?))
-        .or_else(|| reading(From::Prefix, evidence.prefix))
+        .or_else(|| reading(Origin::Prefix, evidence.prefix))
         .or_else(|| bounds(evidence.here?, evidence.between?))
 }
 
@@ -131,7 +132,7 @@ pub fn estimate(evidence: &Evidence) -> Option<Estimate> {
 /// None without any that is young enough.
 #[must_use]
 pub fn prefix(readings: &[Reading]) -> Option<Reading> {
-    let young: Vec<_> = readings.iter().filter(|reading| reading.age <= From::Prefix.lasts()).collect();
+    let young: Vec<_> = readings.iter().filter(|reading| reading.age <= Origin::Prefix.lasts()).collect();
     let latency = median(young.iter().map(|reading| bounded(reading.latency)).collect())?;
     let apart = median(young.iter().map(|reading| reading.latency.abs_diff(latency)).collect())?;
     let own = median(young.iter().map(|reading| reading.deviation).collect())?;
@@ -149,7 +150,7 @@ fn through(here: Reading, entry: Entry) -> Option<Estimate> {
     // The path goes through the entry node, whatever the measurements say of it.
     let expected = (to_client - from_here).max(0.0) + from_there;
     let all = [here, entry.from_here, entry.from_there];
-    of(From::Entry, &all, expected, hypotenuse(&all.map(|reading| seconds_of(reading.deviation))))
+    of(Origin::Entry, &all, expected, hypotenuse(&all.map(|reading| seconds_of(reading.deviation))))
 }
 
 fn bounds(here: Reading, between: Reading) -> Option<Estimate> {
@@ -157,11 +158,11 @@ fn bounds(here: Reading, between: Reading) -> Option<Estimate> {
     // Between |a − b| and a + b: the middle is the larger of the two, and half of the width is the smaller.
     let even = client.min(nodes) / 3.0_f64.sqrt();
     let deviation = hypotenuse(&[even, seconds_of(here.deviation), seconds_of(between.deviation)]);
-    of(From::Bounds, &[here, between], client.max(nodes), deviation)
+    of(Origin::Bounds, &[here, between], client.max(nodes), deviation)
 }
 
 /// The estimate from these readings, unless one is too old.
-fn of(from: From, readings: &[Reading], expected: f64, deviation: f64) -> Option<Estimate> {
+fn of(from: Origin, readings: &[Reading], expected: f64, deviation: f64) -> Option<Estimate> {
     let age = readings.iter().map(|reading| reading.age).max()?;
     if age > from.lasts() {
         return None;
@@ -177,11 +178,6 @@ fn seconds_of(time: Duration) -> f64 {
 
 fn hypotenuse(sides: &[f64]) -> f64 {
     sides.iter().map(|side| side * side).sum::<f64>().sqrt()
-}
-
-fn median(mut times: Vec<Duration>) -> Option<Duration> {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
@@ -219,15 +215,15 @@ mod tests {
     fn the_best_evidence_that_there_is_decides() {
         let mut evidence = all();
         let from = |evidence: &Evidence| estimate(evidence).map(|found| (found.from, ms(found.expected)));
-        assert_eq!(from(&evidence), Some((From::Own, 10)));
+        assert_eq!(from(&evidence), Some((Origin::Own, 10)));
         evidence.own = None;
-        assert_eq!(from(&evidence), Some((From::Probe, 11)));
+        assert_eq!(from(&evidence), Some((Origin::Probe, 11)));
         evidence.probe = None;
-        assert_eq!(from(&evidence), Some((From::Entry, 14)), "30 − 20 + 4");
+        assert_eq!(from(&evidence), Some((Origin::Entry, 14)), "30 − 20 + 4");
         evidence.entry = None;
-        assert_eq!(from(&evidence), Some((From::Prefix, 13)));
+        assert_eq!(from(&evidence), Some((Origin::Prefix, 13)));
         evidence.prefix = None;
-        assert_eq!(from(&evidence), Some((From::Bounds, 30)), "the middle of 22 and 38");
+        assert_eq!(from(&evidence), Some((Origin::Bounds, 30)), "the middle of 22 and 38");
         evidence.here = None;
         assert_eq!(from(&evidence), None);
     }
@@ -236,8 +232,8 @@ mod tests {
     fn old_evidence_is_less_sure_and_then_none() {
         let with = |age| Evidence { own: Some(reading(10, 4, age)), probe: None, ..all() };
         let (young, old) = (estimate(&with(0)).unwrap(), estimate(&with(30)).unwrap());
-        assert!(young.deviation < old.deviation && old.from == From::Own, "{young:?} {old:?}");
-        assert_eq!(estimate(&with(31)).unwrap().from, From::Entry);
+        assert!(young.deviation < old.deviation && old.from == Origin::Own, "{young:?} {old:?}");
+        assert_eq!(estimate(&with(31)).unwrap().from, Origin::Entry);
         assert_eq!(here(reading(10, 4, 31)), None);
     }
 

@@ -130,7 +130,7 @@ fn micros(number: f64) -> Duration {
 
 proptest! {
     // Each case is two hours of decisions, one each second.
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
     fn however_a_client_walks_its_moves_are_paid_for(seed in any::<u64>(), speed in 0.001_f64..0.2, weight in 1_u32..20) {

@@ -29,7 +29,13 @@ fn numbers() -> impl Strategy<Value = f64> {
     prop_oneof![4 => 0.0..10.0, 1 => any::<f64>(), 1 => Just(f64::NAN), 1 => Just(f64::INFINITY)]
 }
 
+/// A host as they are mostly, or as it cannot be.
 fn hosts() -> impl Strategy<Value = Host> {
+    let usual = (0.0_f64..0.9).prop_map(|load| Host { load: Share::clamped(load), ..world::host() });
+    prop_oneof![4 => usual, 1 => odd_hosts()]
+}
+
+fn odd_hosts() -> impl Strategy<Value = Host> {
     let memory = prop_oneof![0_u64..16 << 30, any::<u64>()];
     (numbers(), numbers(), 0.0_f64..1.5, memory.clone(), memory).prop_map(
         |(cores, speed, load, memory, free)| Host {
@@ -43,6 +49,15 @@ fn hosts() -> impl Strategy<Value = Host> {
 }
 
 fn others() -> impl Strategy<Value = Other> {
+    let usual = (vec(1_u64..60, 5), hosts()).prop_map(|(latencies, host)| {
+        let mut node = other(&latencies.into_iter().map(Some).collect::<Vec<_>>());
+        node.facts.host = host;
+        node
+    });
+    prop_oneof![3 => usual, 1 => odd_others()]
+}
+
+fn odd_others() -> impl Strategy<Value = Other> {
     let latencies = vec(proptest::option::of((times(), times())), 0..5);
     (latencies, hosts(), times(), any::<bool>(), 0_u32..4, 0_u64..100_000).prop_map(
         |(latencies, host, heard, arm, taking, kept)| {
@@ -62,6 +77,10 @@ fn others() -> impl Strategy<Value = Other> {
 }
 
 fn client_groups() -> impl Strategy<Value = Clients> {
+    prop_oneof![4 => (1_u32..9, 5_u64..80).prop_map(|(count, ms)| clients(count, 20, Some(ms))), 1 => odd_clients()]
+}
+
+fn odd_clients() -> impl Strategy<Value = Clients> {
     (any::<u32>(), numbers(), 1_u64..100_000, proptest::option::of(times())).prop_map(
         |(count, weight, target, here)| Clients {
             count,
@@ -72,7 +91,17 @@ fn client_groups() -> impl Strategy<Value = Clients> {
     )
 }
 
+/// A state in which a service may move soon, or one of a damaged file.
 fn states() -> impl Strategy<Value = State> {
+    let soon = vec(0.0_f64..20.0, 5).prop_map(|debts| State {
+        armed: true,
+        debts: (1..).map(NodeId).zip(debts).map(|(node, amount)| Debt { node, amount }).collect(),
+        ..State::default()
+    });
+    prop_oneof![2 => soon, 1 => odd_states()]
+}
+
+fn odd_states() -> impl Strategy<Value = State> {
     let moment = || times().prop_map(Moment);
     let debts = vec((0_u32..6, numbers()), 0..6);
     let moves = vec((moment(), times(), times()), 0..8);
@@ -94,22 +123,20 @@ fn states() -> impl Strategy<Value = State> {
 
 fn worlds() -> impl Strategy<Value = World> {
     let nodes = vec(others(), 0..5);
-    let limit = proptest::option::of(times());
-    (
-        vec(client_groups(), 0..5),
-        nodes,
-        hosts(),
-        times(),
-        any::<bool>(),
-        limit,
-        any::<[bool; 4]>(),
-        any::<u64>(),
-    )
+    let dwell = prop_oneof![3 => (0_u64..4000).prop_map(Duration::from_secs), 1 => times()];
+    let limit = prop_oneof![
+        Just(None),
+        (50_u64..500).prop_map(Duration::from_millis).prop_map(Some),
+        times().prop_map(Some)
+    ];
+    let modes = prop_oneof![2 => Just([true; 4]), 1 => any::<[bool; 4]>()];
+    let memory = prop_oneof![3 => 0_u64..1 << 30, 1 => 0_u64..1 << 33];
+    (vec(client_groups(), 0..5), nodes, hosts(), dwell, prop::bool::weighted(0.1), limit, modes, memory)
         .prop_map(|(clients, others, host, dwell, draining, max_frozen, modes, memory)| {
             let mut world = World::example();
             (world.clients, world.others, world.host, world.draining) = (clients, others, host, draining);
-            world.dwell = dwell * 1000_u32.min(u32::from(dwell < Duration::from_secs(1)) * 1000).max(1);
-            (world.allowed.max_frozen, world.usage.memory) = (max_frozen, memory % (1 << 33));
+            world.dwell = dwell;
+            (world.allowed.max_frozen, world.usage.memory) = (max_frozen, memory);
             let [cold, precopy, postcopy, hybrid] = modes;
             let allowed = &mut world.allowed;
             (allowed.cold, allowed.precopy, allowed.postcopy, allowed.hybrid) =

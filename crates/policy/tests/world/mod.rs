@@ -11,7 +11,7 @@ use godwit_policy::curve::{Curve, Look};
 use godwit_policy::decide::{Verdict, decide};
 use godwit_policy::degradation::Behaviour;
 use godwit_policy::fixed::Parts;
-use godwit_policy::latency::{Estimate, From};
+use godwit_policy::latency::{Estimate, Origin};
 use godwit_policy::loss::{Clients, Host, Prices, Target, Usage};
 use godwit_policy::predict::{Cargo, Link, Steps};
 use godwit_policy::quantity::{Bandwidth, Cores, Moment, Share, Speed, Weight, WireRatio};
@@ -53,7 +53,7 @@ pub(crate) fn at(seconds: u64) -> Moment {
 
 pub(crate) fn estimate(ms: u64, deviation: u64) -> Estimate {
     let [expected, deviation] = [ms, deviation].map(Duration::from_millis);
-    Estimate { expected, deviation, age: Duration::from_secs(2), from: From::Own }
+    Estimate { expected, deviation, age: Duration::from_secs(2), from: Origin::Own }
 }
 
 pub(crate) fn clients(count: u32, target: u64, here: Option<u64>) -> Clients {
