@@ -213,6 +213,29 @@ mod tests {
     }
 
     #[test]
+    fn a_move_that_was_made_begins_anew_and_is_remembered_for_an_hour() {
+        let mut state = State { armed: true, over: Some(at(1)), ..State::default() };
+        state.debts = vec![Debt { node: NodeId(1), amount: 5.0 }, Debt { node: NodeId(2), amount: 9.0 }];
+        let made = |second| Made { at: at(second), frozen: Duration::ZERO, took: Duration::ZERO };
+        state.moved(NodeId(1), made(10));
+        assert_eq!((state.debts.len(), state.armed, state.over), (0, false, None));
+        assert_eq!(
+            state.settle(at(12)),
+            Duration::from_secs(2),
+            "what was lost in the move is part of its cost"
+        );
+        state.moved(NodeId(2), made(20));
+        state.settle(at(3615));
+        assert_eq!((state.recent(at(3615)).count(), state.moves.len()), (1, 1));
+        state.settle(at(9000));
+        assert_eq!(
+            (state.recent(at(9000)).count(), state.last()),
+            (0, Some(&made(20))),
+            "but the last one for ever"
+        );
+    }
+
+    #[test]
     fn a_destination_waits_twice_as_long_after_each_move_that_was_given_up() {
         let (mut state, node) = (State::default(), NodeId(1));
         let mut now = 0;

@@ -33,14 +33,18 @@ struct Walk {
     noise: Noise,
     /// The last five latencies to both nodes, milliseconds: what is measured is their median.
     last: [[f64; 5]; 2],
+    /// The latency to a node that is near and to one that is far, milliseconds.
+    near: f64,
+    far: f64,
     /// How long a node stays the best.
     watch: Watch,
     /// Milliseconds since it began.
     now: u64,
     /// Whether it is at the second node.
     second: bool,
-    /// What was lost by latency and place while it stayed.
+    /// What was lost by latency and place while it stayed, in all and since the last move.
     suffered: f64,
+    since: f64,
     /// What its moves were predicted to cost, and what they did cost.
     predicted: f64,
     cost: f64,
@@ -54,10 +58,13 @@ impl Walk {
             state: State::default(),
             noise: Noise(seed),
             last: [[5.0; 5], [45.0; 5]],
+            near: 5.0,
+            far: 45.0,
             watch: Watch::default(),
             now: 0,
             second: false,
             suffered: 0.0,
+            since: 0.0,
             predicted: 0.0,
             cost: 0.0,
             moves: Vec::new(),
@@ -72,7 +79,7 @@ impl Walk {
             .zip(&mut self.last)
             .map(|(far, last)| {
                 last.rotate_left(1);
-                last[4] = (5.0 + 40.0 * far) * (0.9 + 0.2 * self.noise.next());
+                last[4] = (self.near + (self.far - self.near) * far) * (0.9 + 0.2 * self.noise.next());
                 let mut sorted = *last;
                 sorted.sort_by(f64::total_cmp);
                 micros(sorted[2] * 1e3)
@@ -91,13 +98,17 @@ impl Walk {
         let verdict = self.world.decide(&mut self.state, moment);
         let losses = &verdict.suffering.losses;
         self.suffered += losses.clients + losses.residence;
+        self.since += losses.clients + losses.residence;
         let Decision::Move { to, .. } = verdict.decision else { return };
         assert_eq!(to, NodeId(1));
         let priced = verdict.best.unwrap().priced;
+        let predicted = priced.cost.total();
+        assert!(predicted <= 2.0 * self.since + 1e-9, "{predicted} is more than twice {}", self.since);
+        self.since = 0.0;
         // A move is not quite what was predicted.
         let took = priced.forecast.total.mul_f64(0.7 + 0.6 * self.noise.next());
-        self.predicted += priced.cost.total();
-        self.cost += priced.cost.total() * (0.7 + 0.6 * self.noise.next());
+        self.predicted += predicted;
+        self.cost += predicted * (0.7 + 0.6 * self.noise.next());
         self.now += u64::try_from(took.as_millis()).unwrap();
         let made = Made { at: Moment(Duration::from_millis(self.now)), frozen: priced.forecast.frozen, took };
         self.state.moved(to, made);
@@ -109,7 +120,7 @@ impl Walk {
         self.now >= TIME * 1000
     }
 
-    /// What all moves cost is paid for by what was suffered, and no two of them are too close.
+    /// What all moves cost was suffered before, at least half of it, and no two of them are too close.
     fn check(&self) -> Result<(), TestCaseError> {
         prop_assert!(self.predicted <= 2.0 * self.suffered + 1e-6, "{} {}", self.predicted, self.suffered);
         prop_assert!(self.cost <= 1.3 * 2.0 * self.suffered + 1e-6, "{} {}", self.cost, self.suffered);
@@ -144,9 +155,15 @@ proptest! {
     }
 
     #[test]
-    fn a_client_that_runs_away_from_its_service_gains_nothing_by_it(seed in any::<u64>(), weight in 1_u32..20, wait in 0_u64..120) {
+    fn a_client_that_runs_away_from_its_service_gains_nothing_by_it(
+            seed in any::<u64>(),
+            weight in 1_u32..4,
+            wait in 0_u64..120,
+            far in 22.5_f64..30.0,
+        ) {
         // It goes to the far side as soon as the service has come, or some time after that.
         let mut walk = Walk::new(seed);
+        walk.far = far;
         let (mut side, mut since) = (1.0, 0);
         while !walk.done() {
             let before = walk.moves.len();
@@ -161,7 +178,7 @@ proptest! {
             }
         }
         walk.check()?;
-        prop_assert!((1..=13).contains(&walk.moves.len()), "{}", walk.moves.len());
+        prop_assert!(walk.moves.len() <= 13, "{}", walk.moves.len());
     }
 
     #[test]
