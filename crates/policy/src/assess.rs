@@ -199,7 +199,8 @@ pub(crate) fn assess(
 /// What is lost less in the end by a move that takes so long.
 #[must_use]
 pub fn gain(delta: f64, dwell: Duration, total: Duration) -> f64 {
-    // The time during which the node stays the best one is memoryless: it lasts as long again, unless it ends before the move.
+    // The time during which the node stays the best one is memoryless: it lasts as long again, unless it ends before
+    // the move.
     let (dwell, total) = (bounded(dwell).as_secs_f64(), bounded(total).as_secs_f64());
     if dwell == 0.0 {
         return 0.0;

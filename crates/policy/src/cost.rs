@@ -14,8 +14,9 @@ use crate::loss::Prices;
 use crate::predict::{Cargo, Forecast, Link, Steps, predict};
 use crate::quantity::{Share, Weight, bounded};
 
-/// What a service is taken to keep of its throughput while it is copied, where that was not measured. Redis keeps 0.7 when its
-/// cores are shared with all of a move and are always busy; a service that leaves some of its CPU idle keeps all.
+/// What a service is taken to keep of its throughput while it is copied, where that was not measured. Redis keeps 0.7
+/// when its cores are shared with all of a move and are always busy; a service that leaves some of its CPU idle keeps
+/// all.
 pub const THROUGHPUT: f64 = 0.9;
 
 /// Cores that a move keeps busy: one at each end.

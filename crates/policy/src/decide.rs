@@ -4,8 +4,8 @@
 //!
 //! 1. its clients have lost more than a threshold for some time (armed);
 //! 2. the gain is at least twice the cost, and there is a gain even if all latencies there are one deviation worse;
-//! 3. not being there has cost half of the move's cost so far (debt). So moves never cost more than twice the loss suffered by
-//!    waiting, and a client that walks along a border cannot make a service follow it all the time;
+//! 3. not being there has cost half of the move's cost so far (debt). So moves never cost more than twice the loss
+//!    suffered by waiting, even for a client that walks along a border;
 //! 4. budgets allow it.
 //!
 //! A service on a node that is to become empty moves to the best node without any of that: the node shuts down anyway.
@@ -120,7 +120,7 @@ pub struct Over {
 pub struct Suffering {
     /// How many are active.
     pub active: u32,
-    /// How many of them have a latency that nobody has measured.
+    /// How many of them have a latency that was not measured.
     pub unmeasured: u32,
     /// What all count for.
     pub weight: f64,
@@ -175,8 +175,8 @@ pub struct Verdict {
     pub others: Vec<(NodeId, Other)>,
 }
 
-/// Decides. A move is noted by [`State::moved`] or [`State::kept`] when it has ended; until then nothing is decided about the
-/// service.
+/// Decides. A move is noted by [`State::moved`] or [`State::kept`] when it has ended; until then nothing is decided
+/// about the service.
 #[must_use]
 pub fn decide(situation: &Situation, rules: &Rules, state: &mut State, now: Moment) -> Verdict {
     let here = losses_here(situation);

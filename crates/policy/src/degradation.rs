@@ -1,15 +1,15 @@
 //! The service that clients lose beside the frozen time: while pages are copied, and while they follow after the resume.
 //!
 //! ```text
-//!  running   (1 − φ) · Σt + 1 µs · ΣU(t)                  φ: share of its throughput that a service keeps while it is copied
+//!  running   (1 − φ) · Σt + 1 µs · ΣU(t)                  φ: share of its throughput that a service keeps meanwhile
 //!  filling   u = λx/h      v = p·λ·g·(r + 1 ms)/h          λ requests/s of x seconds on h threads meet g missing pages each
 //!            overloaded while u + v·(1 − t/T) > 1:   T·(u + v − 1)/v
 //!            longest wait:                           T·(u + v − 1 − ln(u + v))/v
 //! ```
-//! `p` is the share of accesses that meet missing pages: 1 after post-copy. The pages that a hybrid move leaves were written last
-//! and so are the likeliest to be used: 1 is the bound there.
+//! `p` is the share of accesses that meet missing pages: 1 after post-copy. The pages that a hybrid move leaves were
+//! written last and so are the likeliest to be used: 1 is the bound there.
 //!
-//! Much of this is measured by nobody at times. What is unknown is `None`, which differs from a measured nothing.
+//! Some of these figures are not measured for each service. An unknown one is `None`, which differs from a measured 0.
 
 use std::time::Duration;
 

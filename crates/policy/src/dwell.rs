@@ -1,15 +1,16 @@
 //! How long a node stays the best one for a service.
 //!
-//! The time is taken to be exponentially distributed. Its mean is the whole time that was watched by the number of changes of the
-//! best node: a time that has not ended counts too. A service of which little is known has the mean of its cluster.
+//! The time is taken to be exponentially distributed. Its mean is the whole time that was watched by the number of
+//! changes of the best node: a time that has not ended counts too. A service of which little is known has the mean of
+//! its cluster.
 
 use std::time::Duration;
 
 use crate::quantity::{Moment, bounded, seconds};
 use crate::state::NodeId;
 
-/// Before anything is known. Too long a time makes a service move earlier than it pays, too short a time makes it stay; the debt
-/// rule bounds what either costs.
+/// Before anything is known. Too long a time makes a service move earlier than it pays, too short a time makes it
+/// stay; the debt rule bounds what either costs.
 const USUAL: f64 = 60.0;
 
 /// For how many changes the belief of the level above counts.

@@ -1,9 +1,9 @@
-//! What a service is frozen for beside the pages and files that cross meanwhile, before anything is known of its machines:
-//! somewhat longer than `make bench` found on one that was otherwise idle (`docs/frozen-time.md`). What past moves say of it is
-//! in [`crate::learn`].
+//! What a service is frozen for beside the pages and files that cross meanwhile, before anything is known of its
+//! machines: somewhat longer than `make bench` found on one that was otherwise idle (`docs/frozen-time.md`). What
+//! past moves say of it is in [`crate::learn`].
 //!
-//! [`fixed`] is the sum of four parts. Pages and images cross beside the dump and the restore, but not beside the freeze and the
-//! commit. So [`Parts`] tells them apart.
+//! [`fixed`] is the sum of four parts. Pages and images cross beside the dump and the restore, but not beside the
+//! freeze and the commit. So [`Parts`] tells them apart.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! All nodes of a large cluster, and the few of them that are worth a closer look.
 //!
-//! Each figure of a node has an array of its own, and each property is a bit set over all nodes. So ten thousand nodes are gone
-//! through in well below a millisecond (`cargo bench -p godwit-policy`). Clients that are alike form a zone, of at most 64; the
-//! latency from each zone to each node is a row of `f32`.
+//! Each figure of a node has an array of its own, and each property is a bit set over all nodes. So ten thousand
+//! nodes are gone through in well below a millisecond (`cargo bench -p godwit-policy`). Clients that are alike form a
+//! zone, of at most 64; the latency from each zone to each node is a row of `f32`.
 //!
 //! What is found here is no decision: [`crate::decide`] looks at each node that was found with its full model.
 

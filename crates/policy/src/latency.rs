@@ -4,7 +4,7 @@
 //! |---|---|
 //! | connections that this client has to that node now | its own deviation |
 //! | a probe of the client by that node | its own deviation |
-//! | through an entry node `e`, which stays in the path of published ports: `r(c,n) − r(n,e) + r(e,m)` | the deviations of all three |
+//! | through an entry node `e` of published ports: `r(c,n) − r(n,e) + r(e,m)` | the deviations of all three |
 //! | what other clients of its prefix have at that node, the median | how far they are apart |
 //! | the triangle inequality: `abs(r(c,n) − r(n,m))` to `r(c,n) + r(n,m)` | as if all between were alike likely |
 //!
@@ -95,8 +95,8 @@ impl Estimate {
 }
 
 impl Origin {
-    /// Evidence older than this is not used. Probes are made twice a minute at most; a prefix stays where it is for longer than
-    /// a client.
+    /// Evidence older than this is not used. Probes are made twice a minute at most; a prefix stays where it is for
+    /// longer than a client.
     #[must_use]
     pub fn lasts(self) -> Duration {
         Duration::from_secs(match self {

@@ -1,7 +1,8 @@
 //! What a service loses by where it is, in lost client-seconds (lcs) per second.
 //!
-//! One lcs is one client without its service for a second. A client whose latency is above its target loses a part of each
-//! second: all of it at twice the target. Beside that a node's CPU and memory have a price, the dearer the fuller the node is.
+//! One lcs is one client without its service for a second. A client whose latency is above its target loses a part of
+//! each second: all of it at twice the target. Beside that a node's CPU and memory have a price, the dearer the
+//! fuller the node is.
 //!
 //! ```text
 //!  ℓ(m) = Σ w·min(1, max(0, (latency + x·speed_n/speed_m)/target − 1))        x: service time of a request at n
@@ -74,7 +75,7 @@ pub struct Clients {
     pub weight: Weight,
     /// Their target.
     pub target: Target,
-    /// Their latency with the service where it is. None: nobody has measured it, and they have no say in where it goes.
+    /// Their latency with the service where it is. None: it was not measured, and they have no say in where it goes.
     pub here: Option<Estimate>,
 }
 

@@ -1,6 +1,7 @@
 //! What a move would be like: a pure function of what the service writes, and of the link.
 //!
-//! The rounds are those that [`crate::converge::decide`] would make, and what the service writes in the time of each is told by its [`Curve`].
+//! The rounds are those that [`crate::converge::decide`] would make. What the service writes in the time of each is
+//! told by its [`Curve`].
 
 use std::time::Duration;
 

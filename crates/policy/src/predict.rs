@@ -328,7 +328,8 @@ mod tests {
             let writes = curve(writes, pages);
             let cargo = Cargo { pages, kept: 0, images: 0, files: 0, writes: &writes };
             let of = |link: &Link| think(Mode::Precopy, &cargo, link, &steps(), &GOALS);
-            let (better, worse) = (of(&link(bandwidth * factor, round_trip)), of(&link(bandwidth, round_trip + longer)));
+            let better = of(&link(bandwidth * factor, round_trip));
+            let worse = of(&link(bandwidth, round_trip + longer));
             // When rounds end depends on what they gain, so their number may differ either way.
             for (better, worse) in better.1.iter().zip(&worse.1) {
                 prop_assert!(better.found_pages <= worse.found_pages + 1 && better.since <= worse.since);

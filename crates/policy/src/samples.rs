@@ -1,8 +1,8 @@
 //! The latency that a client has, from what its connections show.
 //!
-//! The kernel's estimate of a round trip (`tcpi_rtt`) changes only when the service sends. It is 0 after a restore, and then shows
-//! the pause for a while. Delayed acknowledgements raise it. So each sample is the least of a client's connections, samples soon
-//! after a move are skipped, and the median of the last five counts.
+//! The kernel's estimate of a round trip (`tcpi_rtt`) changes only when the service sends. It is 0 after a restore,
+//! and then shows the pause for a while. Delayed acknowledgements raise it. So each sample is the least of a client's
+//! connections, samples soon after a move are skipped, and the median of the last five counts.
 
 use std::time::Duration;
 

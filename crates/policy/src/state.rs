@@ -17,7 +17,7 @@ pub const HOUR: Duration = Duration::from_secs(3600);
 /// How long a destination waits after its first move was given up.
 const FIRST_WAIT: Duration = Duration::from_secs(60);
 
-/// Between two decisions no more time than this is taken to have passed: nobody has looked at what came later.
+/// Between two decisions no more time than this is taken to have passed: what was lost later was not measured.
 const STEP: Duration = Duration::from_secs(5);
 
 /// Most entries of each list, so that no state grows without end.
@@ -82,8 +82,8 @@ impl State {
         self.decided = Some(made.at);
     }
 
-    /// Notes a move to this node that was given up. Each one in a row waits twice as long, up to an hour. The attempt has cost
-    /// something, too: the next one, wherever to, has to be paid for again.
+    /// Notes a move to this node that was given up. Each one in a row waits twice as long, up to an hour. The attempt
+    /// has cost something, too: the next one, wherever to, has to be paid for again.
     pub fn kept(&mut self, node: NodeId, now: Moment) {
         self.debts.clear();
         self.decided = Some(now);
@@ -274,6 +274,6 @@ mod tests {
         assert_eq!((state.over, state.moves.len(), state.waits.len()), (Some(at(10)), MOST, MOST));
         assert_eq!(state.waits(NodeId(2), at(10)), Some(HOUR));
         assert_eq!(state.settle(at(11)), Duration::from_secs(1));
-        assert_eq!(state.settle(at(1000)), STEP, "nobody has looked for longer");
+        assert_eq!(state.settle(at(1000)), STEP, "what was lost later was not measured");
     }
 }

@@ -144,7 +144,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
-    fn however_a_client_walks_its_moves_are_paid_for(seed in any::<u64>(), speed in 0.001_f64..0.2, weight in 1_u32..20) {
+    fn however_a_client_walks_its_moves_are_paid_for(
+        seed in any::<u64>(),
+        speed in 0.001_f64..0.2,
+        weight in 1_u32..20,
+    ) {
         let mut walk = Walk::new(seed);
         let mut place = 0.5;
         while !walk.done() {
@@ -156,11 +160,11 @@ proptest! {
 
     #[test]
     fn a_client_that_runs_away_from_its_service_gains_nothing_by_it(
-            seed in any::<u64>(),
-            weight in 1_u32..4,
-            wait in 0_u64..120,
-            far in 22.5_f64..30.0,
-        ) {
+        seed in any::<u64>(),
+        weight in 1_u32..4,
+        wait in 0_u64..120,
+        far in 22.5_f64..30.0,
+    ) {
         // It goes to the far side as soon as the service has come, or some time after that.
         let mut walk = Walk::new(seed);
         walk.far = far;
@@ -182,7 +186,10 @@ proptest! {
     }
 
     #[test]
-    fn a_client_at_the_border_is_hardly_followed_once_its_ways_are_known(seed in any::<u64>(), weight in 1_u32..20) {
+    fn a_client_at_the_border_is_hardly_followed_once_its_ways_are_known(
+        seed in any::<u64>(),
+        weight in 1_u32..20,
+    ) {
         let mut walk = Walk::new(seed);
         while !walk.done() {
             let place = 0.5 + 0.04 * (walk.noise.next() - 0.5);

@@ -111,7 +111,8 @@ proptest! {
         let usage = Usage { request: Some(Duration::from_millis(request)), ..base.usage };
         for (node, loss) in fleet.find(&Query { usage, ..base }).best {
             let latency = Duration::from_millis(ms[node.0 as usize] + request);
-            let wanted = lost(zones[0].weight, zones[0].target, latency) + host.residence_with(&usage, &base.prices);
+            let by_clients = lost(zones[0].weight, zones[0].target, latency);
+            let wanted = by_clients + host.residence_with(&usage, &base.prices);
             prop_assert!((f64::from(loss) - wanted).abs() < 1e-4, "{node:?}: {loss} {wanted}");
         }
     }
