@@ -34,7 +34,9 @@ pub struct Version(pub u32, pub u32, pub u32);
 pub struct Needs {
     /// Instruction sets that it is built for.
     pub instruction_sets: BTreeSet<InstructionSet>,
-    /// CPU features that it was started with.
+    /// The one that it runs on now.
+    pub running: InstructionSet,
+    /// CPU features that it was started with there.
     pub features: BTreeSet<String>,
     /// The CRIU that writes its images. An older one does not read them.
     pub criu: Version,
@@ -166,12 +168,13 @@ pub fn refusals(needs: &Needs, usage: &Usage, from: &Host, node: &Facts) -> Vec<
         (!missing.is_empty()).then_some(missing)
     };
     let built = &needs.instruction_sets;
-    let same = built.contains(&node.instruction_set);
+    let same = node.instruction_set == needs.running;
     let (free, wanted) = (node.host.free, needed(usage.memory));
     let after = node.host.load_with(&usage.moved(from, &node.host));
     let all = [
-        (!same).then(|| Refusal::InstructionSet { has: node.instruction_set, built: built.clone() }),
-        // Those of another instruction set have other names.
+        (!built.contains(&node.instruction_set))
+            .then(|| Refusal::InstructionSet { has: node.instruction_set, built: built.clone() }),
+        // On another instruction set it is started with the features of that one.
         same.then(|| missing(&needs.features, &node.features))
             .flatten()
             .map(|missing| Refusal::Features { missing }),
@@ -200,6 +203,7 @@ mod tests {
     fn needs() -> Needs {
         Needs {
             instruction_sets: [InstructionSet::X86_64].into(),
+            running: InstructionSet::X86_64,
             features: set(&["avx2"]),
             criu: Version(4, 2, 1),
             mtu: 1400,
@@ -232,8 +236,10 @@ mod tests {
         }
     }
 
+    const USAGE: Usage = Usage { cores: Cores::LEAST, memory: 1000, request: None };
+
     fn found(node: &Facts) -> Vec<Refusal> {
-        let usage = Usage { cores: Cores::new(1.0).unwrap(), memory: 1000, request: None };
+        let usage = Usage { cores: Cores::new(1.0).unwrap(), ..USAGE };
         refusals(&needs(), &usage, &host(), node)
     }
 
@@ -275,6 +281,17 @@ mod tests {
         );
         let full = Facts { host: Host { free: 1099, ..host() }, ..base };
         assert_eq!(found(&full), [Refusal::Memory { free: 1099, needed: 1100 }]);
+    }
+
+    #[test]
+    fn a_service_that_is_built_for_both_needs_no_features_of_the_other_instruction_set() {
+        let arm = Facts { instruction_set: InstructionSet::Arm64, features: set(&[]), ..node() };
+        let both = [InstructionSet::X86_64, InstructionSet::Arm64].into();
+        let needs = Needs { instruction_sets: both, ..needs() };
+        assert_eq!(refusals(&needs, &USAGE, &host(), &arm), []);
+        let bare = Facts { features: set(&[]), ..node() };
+        let missing = set(&["avx2"]);
+        assert_eq!(refusals(&needs, &USAGE, &host(), &bare), [Refusal::Features { missing }]);
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub enum Reason {
         made: u32,
         /// The most.
         most: u32,
-        /// When there is one less.
+        /// When there are few enough.
         left: Duration,
     },
     /// It has been frozen for too long.
@@ -267,12 +267,13 @@ impl Decider<'_> {
             let left = self.state.over.map(|since| thresholds.time.saturating_sub(self.now.since(since)));
             reasons.push(Reason::NotArmed { part: self.part, threshold: thresholds.arm.get(), left });
         }
-        let recent = self.state.recent(self.now);
-        let (made, oldest) = recent.fold((0_u32, None), |(made, oldest), one| {
-            (made.saturating_add(1), Some(oldest.map_or(one.at, |oldest: Moment| oldest.min(one.at))))
-        });
-        if made >= budgets.moves {
-            let left = oldest.map_or(HOUR, |oldest| HOUR.saturating_sub(self.now.since(oldest)));
+        let mut recent: Vec<_> = self.state.recent(self.now).map(|made| made.at).collect();
+        recent.sort_unstable();
+        let made = u32::try_from(recent.len()).unwrap_or(u32::MAX);
+        if let Some(excess) = made.checked_sub(budgets.moves) {
+            // There may be more than are allowed, because a node that becomes empty does not heed the budget.
+            let ends = usize::try_from(excess).ok().and_then(|excess| recent.get(excess));
+            let left = ends.map_or(HOUR, |ends| HOUR.saturating_sub(self.now.since(*ends)));
             reasons.push(Reason::Moves { made, most: budgets.moves, left });
         }
         reasons

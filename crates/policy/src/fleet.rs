@@ -4,7 +4,9 @@
 //! nodes are gone through in well below a millisecond (`cargo bench -p godwit-policy`). Clients that are alike form a
 //! zone, of at most 64; the latency from each zone to each node is a row of `f32`.
 //!
-//! What is found here is no decision: [`crate::decide`] looks at each node that was found with its full model.
+//! What is found here is no decision: [`crate::decide`] looks at each node that was found with its full model. What a
+//! move costs is not known here. So nodes that kept pages of the service, and those that have a debt, deserve a closer
+//! look even if they were not found.
 
 use std::time::Duration;
 

@@ -198,6 +198,9 @@ fn budgets_hold_a_service_back() {
     let six: Vec<_> = (0..6).map(|n| made(200 + n * 10, 1, 1)).collect();
     let left = Duration::from_secs(100);
     assert_eq!(with(&six), [Reason::Moves { made: 6, most: 6, left }]);
+    let seven: Vec<_> = (0..7).map(|n| made(200 + n * 10, 1, 1)).collect();
+    let left = Duration::from_secs(110);
+    assert_eq!(with(&seven), [Reason::Moves { made: 7, most: 6, left }], "two have to be over");
     let frozen = with(&[made(200, 3500, 1)]);
     assert!(
         matches!(frozen[..], [Reason::Frozen { spent, .. }] if spent == Duration::from_millis(3500)),

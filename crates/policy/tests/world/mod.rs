@@ -103,6 +103,7 @@ impl World {
         Self {
             needs: Needs {
                 instruction_sets: [InstructionSet::X86_64].into(),
+                running: InstructionSet::X86_64,
                 features: ["avx2".to_owned()].into(),
                 criu: Version(4, 2, 0),
                 mtu: 1400,
