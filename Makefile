@@ -155,7 +155,7 @@ fuzz: ## each fuzz target for FUZZ_SECONDS (60); minutes (as root, on a machine 
 test-criu: ## CRIU's own tests with godwit's patches and without, compared; a quarter of an hour (as root)
 	@scripts/test-criu $(TEST_ARGS)
 
-test-machines: $(if $(GODWIT_PACKAGES),setup,packages) ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
+test-machines: $(if $(GODWIT_PACKAGES),setup,packages-arm64) ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
 	@scripts/setup --vm
 	$(SAY) "building the programs"
 	@cargo build --workspace --bins

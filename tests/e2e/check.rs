@@ -3,10 +3,12 @@
 use std::{
     io::{BufRead, BufReader, Write},
     net::{Ipv4Addr, SocketAddrV4},
+    time::Duration,
 };
 
+use godwit_lab::Link;
 use godwit_lab::workload::{Preset, RedisClient, Rootfs, Workload};
-use godwit_tests::{Bed, CLIENT, PATIENCE, Said, compile};
+use godwit_tests::{Bed, CLIENT, PATIENCE, Said, compile, wait_for};
 use serde_json::Value;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 63);
@@ -95,6 +97,37 @@ fn a_service_that_can_move_is_measured_and_moves_as_was_predicted() {
     );
     assert!(!of("service")[2].is_empty(), "{notes:?}");
     assert!(notes.iter().all(|note| note["weight"] == 1.0 && note["sum"] == notes[0]["sum"]), "{notes:?}");
+}
+
+#[test]
+fn files_that_change_are_in_the_forecast_and_cross_while_it_is_frozen() {
+    let bed = Bed::up_with("writer", |config| {
+        config.link = Some(Link { rate: 100_000_000, delay: Duration::ZERO });
+    });
+    let mut preset = bed.build(Workload::Busybox);
+    // 8 MiB of a file of 32 MiB again and again: two thirds of a second of this link.
+    let write = "/bin/busybox dd if=/dev/urandom of=/data bs=1M conv=notrunc 2>/dev/null";
+    let script = format!("{write} count=32; until [ -e /stop ]; do {write} count=8; done; exec sleep 100000");
+    preset.command = ["/bin/busybox", "sh", "-c", &script].map(str::to_owned).into();
+    bed.run("a", "writer", ADDRESS, &preset, &[]);
+    let size = ["exec", "writer", "/bin/busybox", "stat", "-c", "%s", "/data"];
+    wait_for("all of the file", || bed.done("a", &size).starts_with("33554432").then_some(()));
+    let figure = |said: &Said, name: &str| told(said)["forecast"][name].as_f64().unwrap_or(f64::NAN);
+    let changes = bed.check("a", &["writer", "--to", "b"]);
+    assert!(figure(&changes, "file_bytes") >= f64::from(32 << 20), "{changes:?}");
+    let rate = figure(&changes, "file_bytes_per_second");
+    assert!((2e6..24e6).contains(&rate), "the same bytes are counted once: {changes:?}");
+    let frozen = figure(&changes, "frozen_ms");
+    assert!((400.0..2000.0).contains(&frozen), "{changes:?}");
+    let refused = bed.check("a", &["writer", "--to", "b", "--max-frozen-ms", "400", "--mode", "precopy"]);
+    let why = sentences(&told(&refused), "objections");
+    assert!(refused.code == 1 && why.contains("MB of changed files and log to send meanwhile"), "{why}");
+    let said =
+        bed.godwit("a", &["migrate", "writer", "--to", "b", "--max-frozen-ms", "400", "--mode", "precopy"]);
+    assert!(said.code == 1 && said.stderr.contains("MB of changed files and log"), "it is right: {said:?}");
+    bed.done("a", &["exec", "writer", "/bin/busybox", "touch", "/stop"]);
+    let idle = bed.check("a", &["writer", "--to", "b"]);
+    assert!(figure(&idle, "file_bytes_per_second") < 1e6 && figure(&idle, "frozen_ms") < frozen, "{idle:?}");
 }
 
 #[test]

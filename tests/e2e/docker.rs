@@ -153,7 +153,9 @@ fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
     let labels = ["--label", "tier=x", "--restart", "always", "--stop-timeout", "3", "--env", "COLOUR=blue"];
     let cache = Cache::up("dock-owns", &labels);
     let first = cache.inspect("a");
-    cache.docker("a", &["exec", "cache", "/bin/sh", "-c", "echo 1 >/changed"]);
+    cache.docker("a", &["exec", "cache", "/bin/sh", "-c", "echo 1 >/changed; echo before >/proc/1/fd/1"]);
+    wait_for("a line in its log", || cache.docker("a", &["logs", "cache"]).contains("before").then_some(()));
+    let log = cache.docker("a", &["logs", "--timestamps", "cache"]);
     cache.bed.migrate("cache", "a", "b");
     cache.is_at("b", "running");
 
@@ -175,7 +177,9 @@ fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
     let read = ["exec", "cache", "/bin/sh", "-c", "cat /changed; echo $COLOUR"];
     assert_eq!(cache.docker("b", &read), "1\nblue\n");
     assert_eq!(cache.bed.done("b", &read), "1\nblue\n");
-    // Its log, from its arrival on.
+    // Its log, which goes on.
+    let there_now = cache.docker("b", &["logs", "--timestamps", "cache"]);
+    assert!(log.contains("Ready to accept") && there_now.starts_with(&log), "{log}---{there_now}");
     cache.docker("b", &["exec", "cache", "/bin/sh", "-c", "echo hello >/proc/1/fd/1"]);
     wait_for("a line in its log", || cache.docker("b", &["logs", "cache"]).contains("hello").then_some(()));
     let refused = cache.bed.godwit("b", &["logs", "cache"]);

@@ -239,7 +239,9 @@ fn podman_manages_what_came_to_it_as_if_it_had_been_started_there() {
     let labels = ["--label", "tier=x", "--restart", "always", "--stop-timeout", "3", "--env", "COLOUR=blue"];
     let cache = Cache::up("pod-owns", &labels);
     let first = cache.inspect("a");
-    cache.podman("a", &["exec", "cache", "/bin/sh", "-c", "echo 1 >/changed"]);
+    cache.podman("a", &["exec", "cache", "/bin/sh", "-c", "echo 1 >/changed; echo before >/proc/1/fd/1"]);
+    wait_for("a line in its log", || cache.podman("a", &["logs", "cache"]).contains("before").then_some(()));
+    let log = cache.podman("a", &["logs", "--timestamps", "cache"]);
     cache.bed.migrate("cache", "a", "b");
     cache.is_at("b", "running");
 
@@ -262,7 +264,9 @@ fn podman_manages_what_came_to_it_as_if_it_had_been_started_there() {
     assert_eq!(cache.bed.done("b", &read), "1\nblue\n");
     cache.podman("b", &["cp", "cache:/changed", cache.bed.scratch().join("copy").to_str().unwrap()]);
     assert_eq!(std::fs::read_to_string(cache.bed.scratch().join("copy")).unwrap(), "1\n");
-    // Its log, from its arrival on.
+    // Its log, which goes on.
+    let there_now = cache.podman("b", &["logs", "--timestamps", "cache"]);
+    assert!(log.contains("Ready to accept") && there_now.starts_with(&log), "{log}---{there_now}");
     let write = ["exec", "cache", "/bin/sh", "-c", "echo hello >/proc/1/fd/1"];
     cache.podman("b", &write);
     wait_for("a line in its log", || cache.podman("b", &["logs", "cache"]).contains("hello").then_some(()));

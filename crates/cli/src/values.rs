@@ -4,6 +4,7 @@
 
 use std::{
     env, io,
+    net::IpAddr,
     path::{Component, Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -28,6 +29,16 @@ pub enum ValueError {
     Cpus,
     #[error("write HOST:CONTAINER or HOST:CONTAINER/udp with ports from 1 to 65535, for example 8080:80")]
     Publish,
+    #[error(
+        "a port is published on all addresses of a node, since the service moves to others: write {ports}, and keep others away by a firewall"
+    )]
+    PublishAddress { ports: String },
+    #[error(
+        "godwit chooses no port of a node, since it is to be free on each: write {port}:{port}, or another port in front"
+    )]
+    PublishAny { port: String },
+    #[error("each port is published by itself: write -p for each of the range")]
+    PublishRange,
     #[error("write NAME=VALUE, or NAME to take the value from your own environment")]
     Env,
     #[error("{file}: line {line}: {reason}", reason = ValueError::Env)]
@@ -60,6 +71,12 @@ pub enum ValueError {
         "write SOURCE:TARGET, or SOURCE:TARGET:ro; of a path also SOURCE:TARGET:move=skip, move=shared or move=copy"
     )]
     Volume,
+    #[error("a volume needs a name, by which it is found later: write NAME:{path}")]
+    VolumeName { path: String },
+    #[error("leave {word} out: godwit gives files no label of SELinux")]
+    VolumeLabel { word: String },
+    #[error("godwit has no {word} for a mount: write it without")]
+    VolumeWord { word: String },
     #[error(
         "what becomes of a bind mount in a move is skip, shared or copy: skip for what the destination has under the same path, shared for storage that both nodes have, copy for the files to go with the service"
     )]
@@ -163,7 +180,24 @@ pub(crate) fn signal(text: &str) -> Result<u32, ValueError> {
 /// `8080:80/udp`.
 pub(crate) fn publish(text: &str) -> Result<PublishedPort, ValueError> {
     let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    let (host, container) = ports.split_once(':').ok_or(ValueError::Publish)?;
+    if ports.contains('-') {
+        return Err(ValueError::PublishRange);
+    }
+    let Some((host, container)) = ports.split_once(':') else {
+        return Err(match ports.parse::<u16>() {
+            Ok(port) if port > 0 => ValueError::PublishAny { port: text.to_owned() },
+            _ => ValueError::Publish,
+        });
+    };
+    // An address stands in front; one of IPv6 in brackets.
+    if let Some((before, container)) = ports.rsplit_once(':')
+        && let Some((address, host)) = before.rsplit_once(':')
+        && address.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+    {
+        let after = text.strip_prefix(ports).unwrap_or_default();
+        let host = if host.is_empty() { container } else { host };
+        return Err(ValueError::PublishAddress { ports: format!("{host}:{container}{after}") });
+    }
     let port = |text: &str| match text.parse::<u16>() {
         Ok(port) if port > 0 && !text.starts_with('+') => Ok(u32::from(port)),
         _ => Err(ValueError::Publish),
@@ -305,12 +339,41 @@ pub(crate) fn on_move(text: &str) -> Result<(String, String), ValueError> {
     }
 }
 
+/// Words of Podman's and Docker's for a mount that godwit does not have.
+const OF_PODMAN: [&str; 22] = [
+    "U",
+    "O",
+    "exec",
+    "noexec",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "bind",
+    "rbind",
+    "shared",
+    "rshared",
+    "slave",
+    "rslave",
+    "private",
+    "rprivate",
+    "unbindable",
+    "runbindable",
+    "copy",
+    "nocopy",
+    "cached",
+    "delegated",
+];
+
 /// Podman's `-v`, and what becomes of it in a move: `SOURCE:TARGET[:ro|rw|move=skip|move=shared|move=copy,…]`.
 pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
     let parts: Vec<_> = text.split(':').collect();
     let (source, path, words) = match parts.as_slice() {
         [source, path] => (source, path, ""),
         [source, path, words] if !words.is_empty() => (source, path, *words),
+        [path] if path.starts_with('/') => {
+            return Err(ValueError::VolumeName { path: (*path).to_owned() });
+        }
         _ => return Err(ValueError::Volume),
     };
     // Words behind a comma that follow no colon would become a part of the path.
@@ -329,6 +392,12 @@ pub(crate) fn volume(text: &str) -> Result<Mount, ValueError> {
             None if word == "ro" => mount.read_only = true,
             Some(("move", what)) if kind == "bind" && ON_MOVE.contains(&what) => {
                 mount.on_move = what.to_owned();
+            }
+            None if matches!(word, "z" | "Z") => {
+                return Err(ValueError::VolumeLabel { word: word.to_owned() });
+            }
+            None if OF_PODMAN.contains(&word) => {
+                return Err(ValueError::VolumeWord { word: word.to_owned() });
             }
             _ => return Err(ValueError::Volume),
         }

@@ -44,10 +44,18 @@ fn ports_name_the_host_first() {
     let port = publish("8080:80").unwrap();
     assert_eq!((port.host_port, port.container_port, port.protocol.as_str()), (8080, 80, "tcp"));
     assert_eq!(publish("53:53/udp").unwrap().protocol, "udp");
-    for text in
-        ["80", "0:80", "80:0", "65536:80", "a:b", "80:80/sctp", "1.2.3.4:80:80", "80-81:80-81", "+1:80"]
-    {
+    for text in ["0:80", "80:0", "65536:80", "a:b", "80:80/sctp", "name:80:80", "+1:80", "0", "x"] {
         assert_eq!(publish(text), Err(ValueError::Publish), "{text}");
+    }
+    for (text, words) in [
+        ("127.0.0.1:8080:80/udp", "write 8080:80/udp, and keep others away by a firewall"),
+        ("127.0.0.1::80", "write 80:80, and"),
+        ("[::1]:8080:80", "write 8080:80, and"),
+        ("80", "write 80:80, or another port in front"),
+        ("80-81:80-81", "write -p for each of the range"),
+    ] {
+        let said = publish(text).unwrap_err().to_string();
+        assert!(said.contains(words), "{text}: {said}");
     }
 }
 
@@ -118,8 +126,18 @@ fn a_wrong_mount_is_told_what_is_wrong() {
         mount("type=volume,dst=/b").unwrap_err().to_string(),
         "a volume mount needs src=NAME, the volume"
     );
+    for (text, words) in [
+        ("/data", "write NAME:/data"),
+        ("data:/data:Z", "leave Z out"),
+        ("/a:/b:ro,z", "leave z out"),
+        ("/a:/b:rslave", "godwit has no rslave for a mount"),
+        ("data:/b:nocopy", "godwit has no nocopy"),
+    ] {
+        let said = volume(text).unwrap_err().to_string();
+        assert!(said.contains(words), "{text}: {said}");
+    }
     for text in [
-        "/a",
+        "a",
         "/a:/b:rx",
         ":/b",
         "/a:/b:ro:z",

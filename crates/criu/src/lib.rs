@@ -55,6 +55,16 @@ pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);
 /// What the version of a CRIU with godwit's patches ends with, before the number of their series.
 const SERIES_MARK: &str = "+godwit.";
 
+/// The patches of godwit and their number.
+const SERIES: &str = include_str!("../../../packaging/criu/series");
+
+/// The series of patches that this godwit was made with.
+#[must_use]
+pub fn own_series() -> u32 {
+    let numbers = SERIES.lines().filter_map(|line| line.strip_prefix("number "));
+    numbers.filter_map(|number| number.parse().ok()).next().unwrap_or(0)
+}
+
 /// The kind of external resource that our patch external-shmem adds, as `criu --help` names it.
 const SHARED_EXTERNAL: &str = "shmem[SHMID]";
 
@@ -388,6 +398,7 @@ mod tests {
         ] {
             assert_eq!(series_of(text), series, "{text}");
         }
+        assert!(own_series() > 0 && SERIES.contains(&format!("{SERIES_MARK}{},", own_series())));
         let version = Version { series: 12, ..Version::release(4, 2, 1) };
         assert_eq!(version.to_string(), "4.2.1+godwit.12");
         assert!(version > Version::release(4, 2, 1) && version > OLDEST_VERSION);

@@ -181,6 +181,7 @@ fn told(forecast: Forecast) -> api::Forecast {
         written_bytes_per_second,
         layer_bytes,
         file_bytes,
+        file_bytes_per_second,
         link,
         outlook,
     } = forecast;
@@ -191,6 +192,7 @@ fn told(forecast: Forecast) -> api::Forecast {
         written_bytes_per_second,
         layer_bytes,
         file_bytes,
+        file_bytes_per_second,
         round_trip_ms: link.map(|link| ms(link.round_trip)),
         bandwidth: link.map(|link| link.bandwidth),
         rounds: outlook.map(|times| times.rounds),

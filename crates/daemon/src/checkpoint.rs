@@ -28,7 +28,7 @@ use godwit_engine::checkpoint::{
     ArchiveError, Awaited, DELETED, IMAGES, OWN, ROOTFS_DIFF, STATISTICS, VOLUMES, changes, foreign, has_room,
 };
 use godwit_engine::image::Digest;
-use godwit_engine::{DumpTarget, EngineError, Mount, files};
+use godwit_engine::{DumpTarget, EngineError, Keeper, Mount, files};
 use godwit_migration::{Restart, Service, error_chain, failpoint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -134,11 +134,11 @@ fn check(service: &Service, has_ended: bool) -> Result<(), Status> {
         return refused("does not run: there is no memory to write".into());
     }
     if let Some(kept) = &service.kept {
-        let engine = kept.keeper.name();
-        return refused(format!(
-            "is a container of {}: `{engine} container checkpoint` does this",
-            kept.keeper.title()
-        ));
+        let command = match kept.keeper {
+            Keeper::Podman => "podman container checkpoint",
+            Keeper::Docker => "docker checkpoint create",
+        };
+        return refused(format!("is a container of {}: `{command}` does this", kept.keeper.title()));
     }
     if service.network.namespace().is_some() {
         return refused("is in a network namespace of yours, which an archive cannot have".into());

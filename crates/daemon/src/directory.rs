@@ -131,6 +131,12 @@ pub(crate) fn find_network(node: &Node, name: &str) -> Result<Network, Status> {
     let name = if name.is_empty() { FIRST } else { name };
     let known = known_networks(node).map_err(internal)?;
     known.into_iter().find(|network| network.name == name).ok_or_else(|| {
-        Status::not_found(format!("there is no network {name}; `godwit network ls` lists all networks"))
+        let instead = match name {
+            "host" => "a service moves with an address of its own: leave --network out, and publish its ports with -p",
+            "none" => "a service has an address wherever it is: leave --network out, and publish no ports",
+            "bridge" | "private" | "slirp4netns" | "pasta" => "leave --network out",
+            _ => "`godwit network ls` lists all networks",
+        };
+        Status::not_found(format!("there is no network {name}; {instead}"))
     })
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use godwit_api::v1::{Check, NodeInfo};
-use godwit_criu::Criu;
+use godwit_criu::{Criu, own_series};
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 use godwit_migration::message::Versions;
@@ -187,6 +187,14 @@ async fn criu(criu: &Criu) -> Vec<Check> {
             "criu patches",
             "none: a CRIU as its authors made it; some services do not move, others more slowly",
             "build CRIU from source with scripts/setup-criu --build-series",
+        ),
+        Ok(series) if series < own_series() => degraded(
+            "criu patches",
+            format!("those of series {series}: what later ones mend is not mended"),
+            format!(
+                "install the godwit-criu of this godwit (series {}), or build it with scripts/setup-criu --build-series",
+                own_series()
+            ),
         ),
         Ok(series) => ok("criu patches", format!("all, series {series}")),
         Err(error) => missing("criu patches", error_chain(&error), advice),

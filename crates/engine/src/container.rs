@@ -616,6 +616,15 @@ pub trait Engine: Send + Sync {
     ) -> Result<Vec<String>, EngineError> {
         Ok(Vec::new())
     }
+    /// Where the engine that keeps a container has images, root filesystems and volumes; nothing where no engine keeps it.
+    async fn storage(&self, _config: &ContainerConfig) -> Result<Option<PathBuf>, EngineError> {
+        Ok(None)
+    }
+    /// Where the engine that keeps a container has its log: the older file, and the one that is written. Nothing where it is
+    /// in no files.
+    async fn log_files(&self, _config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
+        Ok(None)
+    }
     /// Bytes of the image of a container which its engine keeps, as the engine counts them.
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         Err(no_image(config))

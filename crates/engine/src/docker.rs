@@ -57,6 +57,8 @@ pub struct DockerConfig {
     pub criu: PathBuf,
     /// Where CRIU shall look first for the programs that it starts.
     pub programs: Option<PathBuf>,
+    /// The `godwit-runtime` binary, which dockerd is to be told of.
+    pub runtime: PathBuf,
     /// Directory for what godwit-runtime is given; on a file system that a reboot empties.
     pub run: PathBuf,
 }
@@ -88,6 +90,7 @@ struct Info {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct RuntimeOf {
+    path: PathBuf,
     runtime_args: Option<Vec<String>>,
 }
 
@@ -299,7 +302,7 @@ impl Keeps for Docker {
         let (_, definition) = self.kept(config)?;
         let mut found = definition.objections(&config.mounts);
         let info = self.info(&config.name).await?;
-        found.extend(info.runtime_objection(&self.care.run));
+        found.extend(info.runtime_objection(&self.config.runtime, &self.care.run));
         found.extend(info.objection());
         if !is_new {
             return Ok(found);
@@ -360,6 +363,10 @@ impl Keeps for Docker {
 
     async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError> {
         Ok(self.info(name).await?.docker_root_dir.clone())
+    }
+
+    async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {
+        Ok(self.storage_of(name).await?.join("containers").join(id))
     }
 
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
@@ -544,24 +551,34 @@ impl Keeps for Docker {
 const STATE: &str = "/run/godwit/docker";
 
 impl Info {
-    /// What is wrong with the runtime that restores, which looks for instructions in a directory.
-    fn runtime_objection(&self, run: &Path) -> Option<String> {
-        let told = self.runtimes.get(RUNTIME).map(|of| of.runtime_args.clone().unwrap_or_default());
-        let looks_in = match told.as_deref() {
-            Some([]) => Some(STATE),
-            Some([option, state]) if option == "--state" => Some(state.as_str()),
-            _ => None,
+    /// What is wrong with the runtime that restores, of which there is one at this path, and which looks for instructions in
+    /// a directory.
+    fn runtime_objection(&self, program: &Path, run: &Path) -> Option<String> {
+        let told = self.runtimes.get(RUNTIME);
+        let known = match told {
+            None => format!("does not know the runtime {RUNTIME} there"),
+            Some(RuntimeOf { path, .. }) if path.is_absolute() && !path.is_file() => {
+                format!("knows a runtime {RUNTIME} there that is not at {}", path.display())
+            }
+            Some(of) => {
+                let looks_in = match of.runtime_args.as_deref().unwrap_or_default() {
+                    [] => Some(STATE),
+                    [option, state] if option == "--state" => Some(state.as_str()),
+                    _ => None,
+                };
+                if looks_in.is_some_and(|state| Path::new(state) == run) {
+                    return None;
+                }
+                format!("has another directory for the runtime {RUNTIME} there")
+            }
         };
-        if looks_in.is_some_and(|state| Path::new(state) == run) {
-            return None;
-        }
+        let program = program.display();
         let arguments = match Path::new(STATE) == run {
             true => String::new(),
             false => format!(", \"runtimeArgs\": [\"--state\", \"{}\"]", run.display()),
         };
-        let known = if told.is_some() { "has another directory for" } else { "does not know" };
         Some(format!(
-            "Docker {known} the runtime {RUNTIME} there; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"/usr/bin/godwit-runtime\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
+            "Docker {known}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"{program}\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
         ))
     }
 
@@ -584,4 +601,32 @@ impl Info {
 /// The parent of a process, which reads what it writes.
 fn shim_of(pid: u32) -> u32 {
     process::parent(pid).unwrap_or(0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dockerd_has_to_be_told_is_what_it_then_agrees_to() {
+        let program = std::env::current_exe().unwrap();
+        let info = |runtimes: &str| -> Info {
+            let text =
+                format!("{{\"DockerRootDir\": \"/\", \"Driver\": \"overlay2\", \"Runtimes\": {runtimes}}}");
+            serde_json::from_str(&text).unwrap()
+        };
+        for run in [STATE, "/elsewhere/docker"] {
+            let objection = |runtimes: &str| info(runtimes).runtime_objection(&program, Path::new(run));
+            let asked = objection(r#"{"runc": {"path": "runc"}}"#).unwrap();
+            assert!(asked.starts_with("Docker does not know the runtime godwit there; put {"), "{asked}");
+            let put = asked.split_once("put {\"runtimes\": ").unwrap().1;
+            let runtimes = put.split_once("} into /etc/docker/daemon.json").unwrap().0;
+            assert_eq!(objection(runtimes), None, "{runtimes}");
+            let gone = objection(r#"{"godwit": {"path": "/nowhere/godwit-runtime"}}"#).unwrap();
+            assert!(gone.contains("not at /nowhere/godwit-runtime; put {"), "{gone}");
+            let other = r#"{"godwit": {"path": "/bin/sh", "runtimeArgs": ["--state", "/other"]}}"#;
+            assert!(objection(other).unwrap().contains("has another directory"));
+        }
+    }
 }

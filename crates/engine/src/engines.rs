@@ -117,6 +117,14 @@ impl Engine for Engines {
         self.of(config).against_taking(config, volume).await
     }
 
+    async fn storage(&self, config: &ContainerConfig) -> Result<Option<PathBuf>, EngineError> {
+        self.of(config).storage(config).await
+    }
+
+    async fn log_files(&self, config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
+        self.of(config).log_files(config).await
+    }
+
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         self.of(config).image_bytes(config).await
     }

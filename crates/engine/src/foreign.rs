@@ -24,6 +24,7 @@ pub(crate) mod instructions;
 mod keeps;
 pub(crate) mod landing;
 pub mod limits;
+pub(crate) mod log;
 pub mod making;
 pub(crate) mod output;
 pub(crate) mod record;
@@ -198,6 +199,17 @@ impl<K: Keeps + Clone + 'static> Engine for K {
             )
         };
         Ok((!joined).then(apart))
+    }
+
+    async fn storage(&self, config: &ContainerConfig) -> Result<Option<PathBuf>, EngineError> {
+        Ok(Some(self.storage_of(&config.name).await?))
+    }
+
+    async fn log_files(&self, config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
+        let Some(record) = Record::read(config)? else { return Ok(None) };
+        let directory = self.directory_of(&config.name, &record.id).await?;
+        let files = log::files(self.care().keeper, &record.id, &directory);
+        Ok(files[1].is_file().then_some(files))
     }
 
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {

@@ -123,6 +123,15 @@ impl Runc {
         config.directory.join("container.log")
     }
 
+    /// The older file of that, which a full one replaces, and that.
+    #[must_use]
+    pub fn log_paths(config: &ContainerConfig) -> [PathBuf; 2] {
+        let log = Self::log_path(config);
+        let mut older = log.clone().into_os_string();
+        older.push(".1");
+        [older.into(), log]
+    }
+
     /// A runc command on this engine's root.
     fn runc(&self, words: &[&str]) -> Command {
         self.runc_at(&self.config.root, words)

@@ -46,7 +46,7 @@ pub use item::{Data, DecodeError, End, Entry, Hold, Hole, Item, Kind, MAX_DATA, 
 pub use listing::{Listed, Listing, list};
 pub use parts::{Counts, Round, TreeSender};
 pub use receive::{Contents, Limits, Receiver};
-pub use send::{Elsewhere, Sent, send, send_without};
+pub use send::{Elsewhere, Looked, Sent, send, send_without};
 pub use snapshot::{Changes, Snapshot};
 pub use written::Written;
 

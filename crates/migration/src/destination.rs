@@ -27,6 +27,7 @@ mod plain;
 mod prepared;
 mod receive;
 mod recover;
+mod room;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

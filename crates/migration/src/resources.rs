@@ -200,10 +200,7 @@ impl NodeResources {
     /// The service's log: the older file, then the one being written.
     #[must_use]
     pub fn log_files(&self, service: &Service) -> [PathBuf; 2] {
-        let log = Runc::log_path(&self.config(service));
-        let mut older = log.clone().into_os_string();
-        older.push(".1");
-        [older.into(), log]
+        Runc::log_paths(&self.config(service))
     }
 
     /// For work that must succeed in the end: the pauses between attempts.

@@ -31,6 +31,7 @@ mod copies;
 mod deadline;
 mod dump;
 mod error;
+mod file_looks;
 mod files;
 mod freeze;
 mod governor;

@@ -197,6 +197,7 @@ pub fn cheapest(
 mod tests {
     use super::*;
     use crate::curve::{Curve, Look};
+    use crate::files::Files;
     use crate::fixed::Parts;
     use crate::quantity::{Bandwidth, WireRatio};
 
@@ -216,9 +217,9 @@ mod tests {
         Curve::fit(&[look(pages / 4, 250), look(pages, 1000)], 1 << 16)
     }
 
-    fn prospect(writes: &Curve) -> Prospect<'_> {
+    fn prospect<'a>(writes: &'a Curve, files: &'a Files) -> Prospect<'a> {
         Prospect {
-            cargo: Cargo { pages: 1 << 16, kept: 0, images: 1 << 20, files: 0, writes },
+            cargo: Cargo { pages: 1 << 16, kept: 0, images: 1 << 20, layers: 0, files, writes },
             link: Link {
                 bandwidth: Bandwidth::new(100e6).unwrap(),
                 ratio: WireRatio::new(1.0).unwrap(),
@@ -233,7 +234,7 @@ mod tests {
     fn chosen(writes: u64, allowed: Allowed) -> Result<Priced, Refusal> {
         let (curve, ten) = (curve(writes), Weight::new(10.0).unwrap());
         let behaviour = Behaviour { throughput: Share::new(1.0), ..Behaviour::default() };
-        cheapest(&prospect(&curve), &allowed, &behaviour, ten, &Prices::default())
+        cheapest(&prospect(&curve, &Files::none()), &allowed, &behaviour, ten, &Prices::default())
     }
 
     #[test]
@@ -266,23 +267,33 @@ mod tests {
     }
 
     #[test]
+    fn files_that_change_faster_than_they_cross_rule_out_each_mode_with_a_limit() {
+        let (curve, changing, one) = (curve(100), curve(60_000), Weight::new(1.0).unwrap());
+        let files = Files { bytes: 1 << 28, writes: changing, ..Files::none() };
+        let limit = Duration::from_secs(1);
+        let of = |allowed: &Allowed| {
+            let behaviour = Behaviour::default();
+            cheapest(&prospect(&curve, &files), allowed, &behaviour, one, &Prices::default())
+        };
+        let refused = of(&Allowed { max_frozen: Some(limit), ..ALL }).unwrap_err();
+        assert!(matches!(refused, Refusal::Frozen { upper, .. } if upper > 2 * limit), "{refused:?}");
+        let priced = of(&ALL).unwrap();
+        assert!(priced.cost.frozen > 2.0 && priced.forecast.bytes > 2 << 28, "{priced:?}");
+    }
+
+    #[test]
     fn a_node_that_cannot_restore_early_takes_no_pages_later() {
-        let curve = curve(60_000);
-        let early = Prospect { userfaultfd: false, ..prospect(&curve) };
+        let (curve, files) = (curve(60_000), Files::none());
+        let early = Prospect { userfaultfd: false, ..prospect(&curve, &files) };
         let found = cheapest(&early, &ALL, &Behaviour::default(), Weight::MOST, &Prices::default()).unwrap();
         assert!(found.forecast.filling.is_zero() && matches!(found.mode, Mode::Cold | Mode::Precopy));
     }
 
     #[test]
     fn what_is_assumed_is_said_and_costs_no_less_than_nothing_lost() {
-        let curve = curve(100);
-        let forecast = predict(
-            Mode::Hybrid,
-            &prospect(&curve).cargo,
-            &prospect(&curve).link,
-            &prospect(&curve).steps,
-            &ALL.goals(Mode::Hybrid, Duration::ZERO),
-        );
+        let (curve, files) = (curve(100), Files::none());
+        let Prospect { cargo, link, steps, .. } = prospect(&curve, &files);
+        let forecast = predict(Mode::Hybrid, &cargo, &link, &steps, &ALL.goals(Mode::Hybrid, Duration::ZERO));
         let one = Weight::new(1.0).unwrap();
         let of = |behaviour: &Behaviour| {
             let lost = degradation(&forecast, Duration::from_millis(5), behaviour);

@@ -123,6 +123,8 @@ mod tests {
             rounds: 1,
             sent: 1000,
             left: 10,
+            file_bytes: 0,
+            files_left: 0,
             bytes: 0,
             copying: MS * 1000 * u32::try_from(copying).unwrap(),
             written: 5000,

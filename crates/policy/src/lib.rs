@@ -4,6 +4,7 @@
 //!
 //! - [`curve`]: how many pages a service writes in a time.
 //! - [`converge`]: whether another round of copying pays.
+//! - [`files`]: whether another pass over changed files pays.
 //! - [`fixed`]: what a service is frozen for beside its pages.
 //! - [`predict`]: a move in each mode, thought through by all of them.
 //! - [`outlook`]: the same with what is known before a move is asked for.
@@ -33,6 +34,7 @@ pub mod curve;
 pub mod decide;
 pub mod degradation;
 pub mod dwell;
+pub mod files;
 pub mod fixed;
 pub mod fleet;
 pub mod latency;

@@ -1,16 +1,18 @@
 //! What a move would be like: a pure function of what the service writes, and of the link.
 //!
 //! The rounds are those that [`crate::converge::decide`] would make. What the service writes in the time of each is
-//! told by its [`Curve`].
+//! told by its [`Curve`], and what changes of its files by theirs.
 
 use std::time::Duration;
 
 use crate::Mode;
 use crate::converge::{Goals, advice};
 use crate::curve::Curve;
+use crate::files::Files;
 use crate::fixed::Parts;
 use crate::predict::{Cargo, Forecast, Link, Steps, think};
 use crate::quantity::{Bandwidth, WireRatio};
+use crate::rounds::End;
 
 /// What is known of a service and of its way.
 #[derive(Debug, Clone)]
@@ -23,9 +25,11 @@ pub struct Known {
     pub populated: u64,
     /// What it writes.
     pub writes: Curve,
+    /// Its files.
+    pub files: Files,
     /// Bytes per second that the link carries.
     pub bandwidth: f64,
-    /// What the frozen time is without pages.
+    /// What the frozen time is without pages and files.
     pub fixed: Duration,
 }
 
@@ -38,7 +42,9 @@ pub struct Outlook {
     pub rounds: u32,
     /// Pages that would cross.
     pub pages: u64,
-    /// The time of the rounds.
+    /// Bytes of files that would, with those that are sent more than once.
+    pub file_bytes: u64,
+    /// The time until the freeze.
     pub copying: Duration,
     /// The frozen time.
     pub frozen: Duration,
@@ -48,27 +54,34 @@ pub struct Outlook {
     pub kept: Option<String>,
 }
 
-/// Thinks a move through: as [`crate::predict`] does, on a way without round trips, images and kept pages.
+/// Thinks a move through: as [`crate::predict`] does, on a way without round trips, images, layers and kept pages.
 #[must_use]
 pub fn foresee(known: &Known) -> Outlook {
-    let Known { mode, goals, populated, bandwidth, fixed, .. } = *known;
-    let cargo = Cargo { pages: populated, kept: 0, images: 0, files: 0, writes: &known.writes };
+    let Known { mode, goals, populated, ref writes, ref files, bandwidth, fixed } = *known;
+    let cargo = Cargo { pages: populated, kept: 0, images: 0, layers: 0, files, writes };
     let link = Link {
         bandwidth: Bandwidth::clamped(bandwidth),
         ratio: WireRatio::clamped(1.0),
         round_trip: Duration::ZERO,
     };
     let steps = Steps { fixed: Parts { freeze: fixed, ..Parts::default() }, ..Steps::default() };
-    let (forecast, rounds) = think(mode, &cargo, &link, &steps, &goals);
-    let Forecast { mode, rounds: made, sent, left, copying, held, filling, kept, .. } = forecast;
+    let (forecast, copied) = think(mode, &cargo, &link, &steps, &goals);
+    let Forecast { mode, rounds, sent, left, file_bytes, copying, held, filling, kept, .. } = forecast;
+    let fixed = fixed.saturating_add(files.lengthen(fixed));
+    let (pages, frozen) = match copied.end {
+        // It is given up before the rest of it crosses.
+        End::Keep(frozen) => (sent, frozen),
+        End::Freeze | End::Follow => (sent.saturating_add(left), held),
+    };
     Outlook {
         mode,
-        rounds: made,
-        pages: if kept.is_some() { sent } else { sent.saturating_add(left) },
+        rounds,
+        pages,
+        file_bytes,
         copying,
-        frozen: kept.unwrap_or(held),
+        frozen,
         following: filling,
-        kept: kept.map(|frozen| advice(&rounds, frozen, fixed, &goals)),
+        kept: kept.map(|frozen| advice(&copied.all, frozen, fixed, &goals)),
     }
 }
 
@@ -106,6 +119,7 @@ mod tests {
             goals: goals(),
             populated: 1 << 18,
             writes: writes(1 << 18, short, long),
+            files: Files::none(),
             bandwidth: GBIT,
             fixed: FIXED,
         }
@@ -157,11 +171,44 @@ mod tests {
     }
 
     #[test]
+    fn files_that_change_are_sent_again_and_the_last_of_them_while_it_is_frozen() {
+        // 1 GiB of files, of which so many MB other bytes a second are written.
+        let files = |rate: u64, comparing| Files {
+            bytes: 1 << 30,
+            writes: writes(1 << 18, rate * 61, rate * 244),
+            comparing: Duration::from_millis(comparing),
+        };
+        let with = |rate, comparing| Known { files: files(rate, comparing), ..known(0, 0) };
+        let slow = foresee(&with(12, 0));
+        assert!(slow.frozen < FIXED + Duration::from_millis(2) && slow.rounds > 1, "{slow:?}");
+        // While 2 GiB cross, a tenth of that is written, and so on.
+        let more = slow.file_bytes as f64 / f64::from(1 << 30);
+        assert!((1.15..1.25).contains(&more), "{slow:?}");
+        assert!((seconds(slow.copying) - 19.0).abs() < 0.5, "{slow:?}");
+        // As fast as the link: no pass leaves less, and all that the first one leaves crosses frozen.
+        let fast = foresee(&with(250, 0));
+        assert!(seconds(fast.frozen) > 8.0, "{fast:?}");
+        for mode in [Mode::Postcopy, Mode::Hybrid] {
+            let follows = foresee(&Known { mode, ..with(250, 0) });
+            assert!(seconds(follows.frozen) > 8.0, "files do not follow: {follows:?}");
+        }
+        let limited = Goals { max_frozen: Some(Duration::from_secs(1)), postcopy: true, ..goals() };
+        let kept = foresee(&Known { goals: limited, ..with(250, 0) }).kept.unwrap();
+        assert!(kept.contains("MB of changed files") && !kept.contains("--allow postcopy"), "{kept}");
+        assert_eq!(foresee(&Known { goals: limited, ..with(12, 0) }).kept, None);
+        // What takes long to compare is compared once more while it is frozen.
+        let many = foresee(&with(0, 450));
+        assert_eq!(many.frozen, FIXED + Duration::from_millis(400));
+    }
+
+    #[test]
     fn nothing_that_is_measured_makes_it_endless() {
         for bandwidth in [0.0, f64::MIN_POSITIVE, f64::INFINITY] {
             for mode in Mode::ALL {
                 let all = Goals { throttle: true, max_rounds: u32::MAX, ..goals() };
-                let known = Known { mode, goals: all, bandwidth, ..known(u64::MAX, u64::MAX) };
+                let all_files = writes(u64::MAX, u64::MAX, u64::MAX);
+                let files = Files { bytes: u64::MAX, writes: all_files, comparing: Duration::from_secs(9) };
+                let known = Known { mode, goals: all, bandwidth, files, ..known(u64::MAX, u64::MAX) };
                 assert!(foresee(&known).rounds <= MOST_ROUNDS);
             }
         }

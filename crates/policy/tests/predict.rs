@@ -7,6 +7,7 @@ use std::time::Duration;
 use godwit_policy::Mode;
 use godwit_policy::converge::Goals;
 use godwit_policy::curve::{Curve, Look};
+use godwit_policy::files::Files;
 use godwit_policy::fixed::Parts;
 use godwit_policy::predict::{Cargo, Forecast, Link, Steps, predict};
 use godwit_policy::quantity::{Bandwidth, LONGEST, WireRatio};
@@ -68,10 +69,12 @@ proptest! {
         (pages, more) in (0_u64..1 << 22, 0_u64..1 << 22),
         (bandwidth, factor) in (1.0_f64..1e10, 1.0_f64..100.0),
         (round_trip, longer) in (0_u64..1000, 0_u64..1000),
-        (images, files) in (0_u64..1 << 30, 0_u64..1 << 34),
+        (images, layers, bytes) in (0_u64..1 << 30, 0_u64..1 << 34, 0_u64..1 << 34),
     ) {
         let writes = curve(0, pages);
-        let cargo = Cargo { pages, kept: 0, images, files, writes: &writes };
+        let [files, more_files] = [0, more].map(|more| Files { bytes: bytes + more, ..Files::none() });
+        let long = Files { comparing: Duration::from_millis(longer), ..files.clone() };
+        let cargo = Cargo { pages, kept: 0, images, layers, files: &files, writes: &writes };
         let of = |cargo: &Cargo, link: &Link| predict(mode, cargo, link, &steps(), &goals(mode));
         let here = link(bandwidth * factor, round_trip);
         let base = of(&cargo, &here);
@@ -80,23 +83,55 @@ proptest! {
             of(&cargo, &link(bandwidth, round_trip)),
             of(&cargo, &link(bandwidth * factor, round_trip + longer)),
             of(&Cargo { images: images + more, ..cargo }, &here),
-            of(&Cargo { files: files + more, ..cargo }, &here),
+            of(&Cargo { layers: layers + more, ..cargo }, &here),
+            of(&Cargo { files: &more_files, ..cargo }, &here),
+            of(&Cargo { files: &long, ..cargo }, &here),
         ] {
             prop_assert!(no_longer(&base, &worse), "{base:?} {worse:?}");
         }
     }
 
     #[test]
+    fn the_more_its_files_change_the_longer_an_idle_service_is_frozen(
+        mode in modes(),
+        (pages, bytes) in (0_u64..1 << 22, 0_u64..1 << 34),
+        (bandwidth, round_trip) in (1e4_f64..1e10, 0_u64..1000),
+        (changed, fewer, factor) in (0_u64..1 << 14, 0_u32..14, 1_u64..32),
+        (again, comparing) in (1_u64..=4, 0_u64..1000),
+    ) {
+        let writes = curve(0, pages);
+        let of = |changed| {
+            // The same of them again and again, or others all the time.
+            let look = |pages, ms| Look { pages, time: Duration::from_millis(ms) };
+            let looks = [look(changed * again, 250), look(changed * 4, 1000)];
+            let comparing = Duration::from_millis(comparing);
+            let files = Files { bytes, writes: Curve::fit(&looks, 1 << 22), comparing };
+            let cargo = Cargo { pages, kept: 0, images: 1 << 20, layers: 0, files: &files, writes: &writes };
+            predict(mode, &cargo, &link(bandwidth, round_trip), &steps(), &goals(mode))
+        };
+        let [none, some, more] = [0, changed >> fewer, (changed >> fewer) * factor].map(of);
+        prop_assert!(none.frozen <= more.frozen && none.held <= more.held, "{none:?} {more:?}");
+        // More of them may make a pass pay that does not pay for fewer. It leaves less by so much at most:
+        let little = (some.files_left as f64 * 0.2).max(65_536.0) / bandwidth;
+        let no_longer = |some: Duration, more: Duration| some.as_secs_f64() <= more.as_secs_f64() + little + 1e-6;
+        prop_assert!(no_longer(some.frozen, more.frozen), "{some:?} {more:?}");
+        prop_assert!(no_longer(some.held, more.held), "{some:?} {more:?}");
+    }
+
+    #[test]
     fn nothing_that_is_measured_makes_a_move_endless(
         mode in modes(),
-        (pages, kept, images, files) in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()),
+        (pages, kept, images, layers) in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()),
+        (bytes, changed, most, comparing) in (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()),
         (bandwidth, ratio, seen) in (any::<f64>(), any::<f64>(), any::<u64>()),
         (round_trip, look, fixed) in (any::<u64>(), any::<u64>(), any::<u64>()),
         (throttle, limit) in (any::<bool>(), proptest::option::of(any::<u32>())),
     ) {
         let writes = curve(seen, pages);
-        let cargo = Cargo { pages, kept, images, files, writes: &writes };
         let time = Duration::from_nanos;
+        let comparing = time(comparing).saturating_mul(u32::MAX);
+        let files = Files { bytes, writes: curve(changed, most), comparing };
+        let cargo = Cargo { pages, kept, images, layers, files: &files, writes: &writes };
         let link = Link {
             bandwidth: Bandwidth::clamped(bandwidth),
             ratio: WireRatio::clamped(ratio),
@@ -110,6 +145,7 @@ proptest! {
         for time in [copying, slowed, frozen, held, filling, total] {
             prop_assert!(time <= LONGEST, "{forecast:?}");
         }
+        prop_assert!(forecast.files_left <= forecast.file_bytes && forecast.file_bytes <= forecast.bytes);
         prop_assert!(slowed <= copying && frozen <= total && forecast.most_frozen(Duration::MAX) >= frozen);
     }
 }

@@ -119,7 +119,11 @@ fn figures(forecast: &Forecast) -> Vec<(&'static str, String)> {
         None => String::new(),
     };
     figures.push(("memory", format!("{}{written}", output::bytes(forecast.memory_bytes))));
-    figures.push(("changed files", output::bytes(forecast.file_bytes)));
+    let changing = match forecast.file_bytes_per_second {
+        Some(rate) => format!(", {} written", output::bytes_per_second(rate)),
+        None => String::new(),
+    };
+    figures.push(("changed files", format!("{}{changing}", output::bytes(forecast.file_bytes))));
     if let (Some(bandwidth), Some(round_trip)) = (forecast.bandwidth, forecast.round_trip_ms) {
         figures.push(("layers to send", output::bytes(forecast.layer_bytes)));
         let rate = output::bytes_per_second(bandwidth);
@@ -167,6 +171,7 @@ mod tests {
         assert_eq!(shown, ["mode", "memory", "changed files"]);
         let all = Forecast {
             written_bytes_per_second: Some(2e6),
+            file_bytes_per_second: Some(1e6),
             bandwidth: Some(125e6),
             round_trip_ms: Some(0.5),
             rounds: Some(2),
@@ -182,7 +187,7 @@ mod tests {
             [
                 "cold (it is small)",
                 "1.0 MiB, 2.0 MB/s written",
-                "0 B",
+                "0 B, 1.0 MB/s written",
                 "0 B",
                 "125.0 MB/s, 0.5 ms there and back",
                 "3.0 MiB, memory in 2 rounds",

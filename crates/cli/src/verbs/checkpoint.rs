@@ -32,6 +32,9 @@ use crate::{
 };
 use series::Series;
 
+/// The shortest time from one file to the next.
+const LEAST: Duration = Duration::from_secs(1);
+
 /// Write a service with its memory into a file, from which `godwit restore` or Podman continues it
 ///
 /// The service ends, and stays stopped, once the file is on the disk; with --leave-running it goes on. After a failure it goes
@@ -93,6 +96,9 @@ pub(crate) async fn run(mut args: Args, global: &Global) -> anyhow::Result<ExitC
         write(&args, &args.output, global).await?;
         return Ok(ExitCode::SUCCESS);
     };
+    if every < LEAST {
+        bail!("--every is {} s at least", LEAST.as_secs());
+    }
     args.leave_running = true;
     if !args.output.is_dir() {
         bail!("{} is no directory: --every writes its files into one", args.output.display());

@@ -20,7 +20,7 @@ use crate::{
 ///
 /// The service runs on and stays where it is. The destinations retain its pages in memory and its changed files and volumes on
 /// disk (`godwitd serve --retained-memory` and `--retained-files` are the bounds), and a move to one of them sends only what
-/// differs. Shared memory, and files of containers of Podman and Docker, cross with the move. A move of the service, or a check, ends a preparation that is under way.
+/// differs. Shared memory crosses with the move. A move of the service, or a check, ends a preparation that is under way.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:

@@ -25,9 +25,12 @@ const GROUPS: &str =
 const NO_PORT: &str = "and CRIU cannot dump that; the program has to bind(2) it, or the service can move when it has \
                        closed it";
 
-/// Protocols, as the kernel names them, that CRIU cannot dump.
-const BAD_PROTOCOLS: [&str; 12] =
-    ["MPTCP", "MPTCPv6", "SCTP", "SCTPv6", "DCCP", "DCCPv6", "SMC", "SMC6", "ALG", "AF_VSOCK", "XDP", "KCM"];
+/// Protocols, as the kernel names them, that CRIU cannot dump, whatever their address family. Those of families that it does not
+/// know are found by that.
+const BAD_PROTOCOLS: [&str; 8] = ["MPTCP", "MPTCPv6", "SCTP", "SCTPv6", "DCCP", "DCCPv6", "SMC", "SMC6"];
+
+/// Address families of which CRIU dumps sockets (`dump_socket` in `criu/sockets.c`).
+const FAMILIES: [i32; 5] = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_PACKET, libc::AF_NETLINK];
 
 /// Words of 32 groups that the kernel can have of a netlink socket at most.
 const GROUP_WORDS: usize = 1024;
@@ -64,7 +67,16 @@ impl Sockets {
                 let why = if bad.starts_with("MPTCP") { MPTCP } else { SOCKET };
                 Some((format!("a socket of the protocol {bad}"), why))
             }
-            _ => None,
+            Some("TCP" | "TCPv6" | "PACKET" | "RAW" | "RAWv6" | "PING" | "PINGv6") => None,
+            protocol => {
+                let family = self.open(number).and_then(|socket| family(&socket));
+                let bad = family.ok().filter(|family| !FAMILIES.contains(family));
+                let protocol = protocol.filter(|protocol| !protocol.is_empty());
+                bad.map(|family| match protocol {
+                    Some(protocol) => (format!("a socket of the protocol {protocol}"), SOCKET),
+                    None => (format!("a socket of the address family {family}"), SOCKET),
+                })
+            }
         };
         bad.map_or(Socket::Good, Socket::Bad)
     }
@@ -91,6 +103,13 @@ fn protocol(path: &Path) -> Option<String> {
         unsafe { libc::getxattr(path.as_ptr(), attribute.as_ptr(), name.as_mut_ptr().cast(), name.len()) };
     let name = name.get(..usize::try_from(length).ok()?)?;
     Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned())
+}
+
+/// The address family of a socket.
+fn family(socket: &OwnedFd) -> io::Result<i32> {
+    let mut family = [0_i32];
+    option(socket, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut family)?;
+    Ok(family[0])
 }
 
 fn is_corked(socket: &OwnedFd) -> io::Result<bool> {

@@ -101,6 +101,7 @@ pub(super) async fn build(
         runc: args.runc.clone(),
         criu: criu_path.clone(),
         programs: Some(programs.clone()),
+        runtime: beside_us("godwit-runtime")?,
         run: args.run.join("docker"),
     });
     let engines = Engines { runc: engine, podman, docker };

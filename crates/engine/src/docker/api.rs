@@ -196,6 +196,11 @@ fn empty() -> Sent {
 pub(super) struct Pieces(Incoming);
 
 impl Pieces {
+    /// The same, within this time.
+    pub(super) async fn next_within(&mut self, limit: Duration) -> Result<Option<Bytes>, ApiError> {
+        tokio::time::timeout(limit, self.next()).await.unwrap_or(Err(ApiError::Silent(limit)))
+    }
+
     /// The next one; nothing at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         while let Some(frame) = self.0.frame().await {
@@ -225,6 +230,8 @@ pub(super) fn filtered(path: &str, name: &str, value: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+
     use super::*;
 
     #[test]
@@ -234,6 +241,25 @@ mod tests {
             filtered("/x?all=1&", "volume", "v"),
             "/x?all=1&filters=%7B%22volume%22%3A%5B%22v%22%5D%7D"
         );
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_hangs_in_the_middle_of_an_answer_is_not_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("docker.sock");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let serving = tokio::spawn(async move {
+            let (mut asked, _) = listener.accept().await.unwrap();
+            asked.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\npart").await.unwrap();
+            // It stays open.
+            asked
+        });
+        let mut pieces = Api::new(&socket).stream("/images/x/get", Duration::from_secs(60)).await.unwrap();
+        assert_eq!(pieces.next_within(Duration::from_secs(60)).await.unwrap().unwrap(), "part");
+        let limit = Duration::from_millis(10);
+        let hung = pieces.next_within(limit).await.unwrap_err();
+        assert!(matches!(hung, ApiError::Silent(silent) if silent == limit), "{hung}");
+        drop(serving.await.unwrap());
     }
 
     #[tokio::test]

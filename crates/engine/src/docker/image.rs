@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::api::ApiError;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
-use crate::foreign::archive::{Incoming, LayerFiles, PIECES, Pieces, without, without_names};
+use crate::foreign::archive::{Incoming, LayerFiles, PIECES, Pieces, SILENT, without, without_names};
 use crate::foreign::making::PULL;
 use crate::image::Digest;
 
@@ -150,7 +150,7 @@ impl Docker {
     /// Sends the archive of an image in pieces; whether all were taken.
     async fn archive(&self, id: &str, to: mpsc::Sender<Bytes>) -> Result<bool, ApiError> {
         let mut archive = self.api.stream(&format!("/images/{}/get", encoded(id)), PREPARED).await?;
-        while let Some(piece) = archive.next().await? {
+        while let Some(piece) = archive.next_within(SILENT).await? {
             if to.send(piece).await.is_err() {
                 return Ok(false);
             }

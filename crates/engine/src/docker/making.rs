@@ -201,7 +201,8 @@ impl Docker {
         token: &str,
     ) -> Result<String, EngineError> {
         let failed = self.failed(&config.name, "create");
-        if let Some(objection) = self.info(&config.name).await?.runtime_objection(&self.care.run) {
+        let info = self.info(&config.name).await?;
+        if let Some(objection) = info.runtime_objection(&self.config.runtime, &self.care.run) {
             return Err(failed(ApiError::Broken(objection)));
         }
         let alone = Arc::clone(&self.creating).lock_owned().await;

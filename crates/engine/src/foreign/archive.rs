@@ -6,6 +6,7 @@
 
 mod layout;
 mod manifest;
+mod timely;
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -18,6 +19,7 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::layout::oci_layout;
 use self::manifest::{Descriptor, Documents};
+pub(crate) use self::timely::{SILENT, Timely};
 use super::SHORT;
 
 /// Bytes of a piece.

@@ -288,6 +288,9 @@ pub(crate) trait Keeps: Send + Sync {
     /// Where the engine keeps root filesystems and volumes.
     async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError>;
 
+    /// Where the engine keeps what belongs to this container alone, as far as its log is there.
+    async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError>;
+
     /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error, unless
     /// it is one that the container is to have as it is here.
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError>;

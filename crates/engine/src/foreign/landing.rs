@@ -26,14 +26,16 @@ use serde_json::{Value, json};
 
 use super::file::FileOfVolume;
 use super::record::{Record, Volume};
-use super::{CGROUPS, Care};
+use super::{CGROUPS, Care, log};
 use crate::container::{
-    ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
+    ContainerConfig, ContainerState, ContainerStatus, EngineError, Keeper, OutputPipes, RestoreRequest,
+    io_error,
 };
 use crate::files::{UPPER, VOLUMES, check_file, place_of};
 use crate::processes::tmpfs::unescaped;
 use crate::processes::{cgroup, process};
 use crate::rootfs::Overlay;
+use crate::runc::Runc;
 use crate::runc::lifecycle::detach_all;
 use crate::runc::provided::{COVER_KEY as DUMPED_COVER_KEY, RESTORE_KEY as COVER_KEY};
 use crate::runc::restore::{self, Gate, StandIn};
@@ -265,6 +267,13 @@ impl Landing {
         restore::same_descriptors(&request, &descriptors)?;
         detach_all(&root.criu).map_err(request.io("unmount", &root.criu))?;
         let record = Record::of(&request.config)?;
+        let directory = match care.keeper {
+            Keeper::Podman => arrived.bundle.clone(),
+            Keeper::Docker => storage.join("containers").join(&record.id),
+        };
+        let [_, log] = log::files(care.keeper, &record.id, &directory);
+        log::put(&Runc::log_paths(&request.config), &log)
+            .map_err(request.io("put what it has written into", &log))?;
         let waiting = record.waiting.clone().unwrap_or_default();
         root.take(&storage, &waiting.join(UPPER))
             .map_err(request.io("put its changed files into", &root.overlay.target))?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::item::{End, Entry, Item, Kind, Remove};
-use super::send::{self, Sent};
+use super::send::{self, Looked, Sent};
 use super::{BlockHash, Listing, TreeError};
 
 /// The mode of a directory that is in none of those here.
@@ -296,6 +296,29 @@ impl TreeSender {
             path_bytes: sum(|round| round.changes.path_bytes()),
         };
         Ok(Round { bytes: sum(|round| round.bytes), changes, rounds })
+    }
+
+    /// As if a round had been sent and had come, for [looks](Self::look).
+    pub fn suppose(&mut self, round: Round) {
+        for (part, round) in self.parts.iter_mut().zip(round.rounds) {
+            part.sender.suppose(round);
+        }
+    }
+
+    /// What a receiver would lack that has had all there was at the last look, or when a round was [supposed](Self::suppose)
+    /// to have come. Nothing is sent. Where [blocks](Self::by_blocks) are, the files that have changed are read, and only
+    /// blocks that differ count; of a file that has changed for the first time, what it has grown. Where more than `most`
+    /// bytes of a directory would have to be read, none are, and it tells how many at most would be lacking.
+    pub fn look(&mut self, most: u64) -> Result<Looked, TreeError> {
+        let mut all = Looked { is_read: true, ..Looked::default() };
+        for part in &mut self.parts {
+            let looked = part.sender.look(most);
+            let looked = looked.map_err(|error| part.of(error))?;
+            all.bytes = all.bytes.saturating_add(looked.bytes);
+            all.names = all.names.saturating_add(looked.names);
+            all.is_read &= looked.is_read;
+        }
+        Ok(all)
     }
 
     /// Sends a round, closed by an [`End`]; after an error the receiver's copy is useless, but where it [lasts](Self::lasting).

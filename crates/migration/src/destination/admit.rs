@@ -12,6 +12,7 @@ use godwit_engine::{OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_memory::pager::fills_shared;
 use godwit_names::{VolumeName, is_name};
 
+use super::room::{disk_bytes, lacks_room};
 use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
@@ -260,16 +261,7 @@ async fn examine(
         },
     };
     reasons.extend(announced::objections(open));
-    let disk = announced::disk_bytes(&missing, open.tree_bytes);
-    // What was sent ahead gives way, or is a part of what comes.
-    let free = local.store.available_bytes()?.saturating_add(local.kept_files.bytes());
-    if disk > free {
-        reasons.push(format!(
-            "its disk has {} MiB free and {} MiB are needed",
-            free >> 20,
-            disk.div_ceil(1 << 20)
-        ));
-    }
+    reasons.extend(lacks_room(local, &service, open, (&missing, &engine_layers)).await?);
     let registry = asked_first(local, &service, open, &missing);
     Ok((
         Examined {
@@ -444,7 +436,7 @@ pub(super) async fn admit(
     };
     let files = local.kept_files.hold(&service, link.node()).await;
     let of_it = files.as_ref().map_or(0, Held::bytes);
-    let more = announced::disk_bytes(&missing, open.tree_bytes).saturating_sub(of_it);
+    let more = disk_bytes(&missing, open.tree_bytes).saturating_sub(of_it);
     if more > local.store.available_bytes()? {
         local.kept_files.give_up_but(&service.id).await;
     }

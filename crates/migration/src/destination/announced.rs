@@ -3,16 +3,13 @@
 use godwit_engine::tree;
 
 use crate::images::KERNEL_STATE_BYTES;
-use crate::message::{Layer, Open};
+use crate::message::Open;
 
 /// Largest upper directory taken over: larger ones want a volume.
 pub(super) const MAX_TREE_BYTES: u64 = 1 << 40;
 
 /// Most names in it.
 const MAX_TREE_ENTRIES: u64 = 50_000_000;
-
-/// Room on the disk for a layer: its blob, what is in it, and as much again while it is unpacked.
-const LAYER_COPIES: u64 = 3;
 
 /// How much of changed files may come beyond those announced: the service continues to write.
 const TREE_GROWTH: u64 = 1 << 30;
@@ -40,12 +37,6 @@ pub(super) fn objections(open: &Open) -> Vec<String> {
         ));
     }
     reasons
-}
-
-/// Room on the disk that an offer needs, bytes.
-pub(super) fn disk_bytes(missing: &[Layer], tree_bytes: u64) -> u64 {
-    let layers = missing.iter().map(|layer| layer.bytes.saturating_mul(LAYER_COPIES));
-    layers.fold(tree_bytes, u64::saturating_add)
 }
 
 /// What is taken of changed files, of so many bytes announced.
@@ -76,9 +67,6 @@ mod tests {
 
     #[test]
     fn no_sum_of_announced_bytes_wraps() {
-        let layer = |bytes| Layer { digest: String::new(), bytes };
-        assert_eq!(disk_bytes(&[layer(1), layer(2)], 4), 13);
-        assert_eq!(disk_bytes(&[layer(u64::MAX / 3), layer(u64::MAX / 3)], 7), u64::MAX);
         assert_eq!(tree_limit(0), TREE_GROWTH);
         assert_eq!(tree_limit(u64::MAX), MAX_TREE_BYTES);
     }

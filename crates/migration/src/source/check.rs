@@ -16,7 +16,7 @@ use godwit_policy::converge::Goals;
 use godwit_policy::curve::{Curve, Look};
 use godwit_policy::outlook::{Known, Outlook, foresee};
 
-use super::files::next_round;
+use super::file_looks::FileLooks;
 use super::layers::Lacking;
 use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
@@ -86,6 +86,8 @@ pub struct Forecast {
     pub layer_bytes: u64,
     /// Changed files, bytes; without what the destination has of them by a preparation.
     pub file_bytes: u64,
+    /// Bytes of files and log that change in a second; none where that was not looked at.
+    pub file_bytes_per_second: Option<f64>,
     /// The link, where a destination was named and answered.
     pub link: Option<LinkFigures>,
     /// The times, where the link and the writes are known.
@@ -163,8 +165,7 @@ impl Source {
         let plan = self.plan(memory)?;
         self.check_volumes().await?;
         findings.warnings.extend(self.copies()?);
-        let tree = self.tree().await?;
-        let (tree, round) = next_round(tree, false).await?;
+        let (tree, round) = self.file_looks().await?;
         let mut file_bytes = round.changes.bytes();
         let answered = match self.destination.as_str() {
             "" => None,
@@ -196,9 +197,16 @@ impl Source {
             Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
             None => (0, None),
         };
-        let (looks, link) = tokio::join!(self.looks(&plan), measure(link));
-        let (looks, warning) = looks?;
+        let files = FileLooks::new(tree, round, self.logs().await?);
+        let (looks, link, changing) = tokio::join!(self.looks(&plan), measure(link), self.changing(files));
+        let ((looks, warning), changing) = (looks?, changing?);
         findings.warnings.extend(warning);
+        if let Some(bytes) = changing.unread {
+            findings.warnings.push(format!(
+                "files of {} MiB change, too much to look at: what of them crosses while it is frozen is not in the forecast",
+                bytes >> 20
+            ));
+        }
         let populated = memory / PAGE_SIZE;
         let writes = looks.map(|looks| Curve::fit(&looks, populated));
         let written = writes.as_ref().filter(|_| plan.needs_writes()).map(Curve::bytes_per_second);
@@ -216,7 +224,8 @@ impl Source {
                 Some(most) => link.bandwidth.min(most as f64),
                 None => link.bandwidth,
             };
-            foresee(&Known { mode: plan.mode, goals, populated, writes, bandwidth, fixed })
+            let files = changing.files(file_bytes);
+            foresee(&Known { mode: plan.mode, goals, populated, writes, files, bandwidth, fixed })
         });
         if let Some(outlook) = &outlook {
             tell_of(outlook, &plan, findings);
@@ -224,7 +233,6 @@ impl Source {
                 return Ok(());
             }
         }
-        let files = layer_bytes + file_bytes;
         findings.forecast = Some(Forecast {
             mode: outlook.as_ref().map_or(plan.mode, |outlook| outlook.mode).name(),
             why: plan.why().to_owned(),
@@ -232,8 +240,9 @@ impl Source {
             written_bytes_per_second: written,
             layer_bytes,
             file_bytes,
+            file_bytes_per_second: changing.bytes_per_second(),
             link,
-            outlook: outlook.zip(link).map(|(outlook, link)| times(&outlook, files, link.bandwidth)),
+            outlook: outlook.zip(link).map(|(outlook, link)| times(&outlook, layer_bytes, link.bandwidth)),
         });
         Ok(())
     }
@@ -380,11 +389,12 @@ fn tell_of(outlook: &Outlook, plan: &Plan, findings: &mut Findings) {
     }
 }
 
-fn times(outlook: &Outlook, files: u64, bandwidth: f64) -> Times {
-    let before = Duration::from_secs_f64((files as f64 / bandwidth.max(1.0)).min(1e9));
+fn times(outlook: &Outlook, layers: u64, bandwidth: f64) -> Times {
+    let before = Duration::from_secs_f64((layers as f64 / bandwidth.max(1.0)).min(1e9));
+    let pages = outlook.pages.saturating_mul(PAGE_SIZE);
     Times {
         rounds: outlook.rounds,
-        bytes: outlook.pages.saturating_mul(PAGE_SIZE).saturating_add(files),
+        bytes: pages.saturating_add(outlook.file_bytes).saturating_add(layers),
         total: before + outlook.copying + outlook.frozen + outlook.following,
         frozen: outlook.frozen,
     }

@@ -1,29 +1,23 @@
 //! The service's changed files and its log on their way: in rounds while it runs, so that only what has changed since
 //! the last one is left for the frozen time.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use godwit_engine::tree;
+use godwit_policy::files::pays;
 use tokio::sync::mpsc;
 
-use super::SourceError;
 use super::logs::Logs;
 use super::pages::Names;
+use super::{Source, SourceError};
 use crate::link::{Link, LinkError};
 use crate::message::{Message, TmpfsBegin};
 
-/// What may be left for the frozen time without another round, bytes: half a millisecond of a link of 1 Gbit/s.
-const LITTLE: u64 = 64 << 10;
-
 /// What a name that comes or goes takes on the wire beside its content, with the work for it, bytes.
-const NAME: u64 = 512;
+pub(super) const NAME: u64 = 512;
 
-/// A round that finds more than this share of what the one before found does not pay.
-const GAIN: f64 = 0.9;
-
-/// Most further rounds: each reads all changed files.
-const MOST_ROUNDS: u32 = 16;
+/// What an engine keeps of a log is as long as its user likes; so many bytes of it move.
+const LATEST: u64 = 8 << 20;
 
 /// A round that carried less shows the round trip, not the bandwidth.
 const TELLING: u64 = 4 << 20;
@@ -88,8 +82,7 @@ impl Files {
         // What is as it was is sent again only where it changed a moment before.
         let names = changes.entries().saturating_add(changes.removals()).saturating_mul(NAME);
         let found = left.saturating_add(round.bytes).saturating_add(names);
-        let pays = before.is_none_or(|before| (found as f64) < before as f64 * GAIN);
-        if !ahead || found <= LITTLE || !pays || rounds >= MOST_ROUNDS {
+        if !ahead || !pays(found, before, rounds) {
             let files = Self { tree, log, ahead, found: before, rounds, bandwidth, comparing };
             return Ok((files, Ahead::Left(found)));
         }
@@ -113,10 +106,24 @@ impl Files {
     }
 }
 
+impl Source {
+    /// The log of the service: godwit's, or that of the engine which keeps it.
+    pub(super) async fn logs(&self) -> Result<Logs, SourceError> {
+        let of_engine = match self.service.kept {
+            Some(_) => self.local.engine.log_files(&self.local.config(&self.service)).await?,
+            None => None,
+        };
+        Ok(match of_engine {
+            Some(paths) => Logs::new(paths).latest(LATEST),
+            None => Logs::new(self.local.log_files(&self.service)),
+        })
+    }
+}
+
 impl Log {
     /// Nothing of it has been sent.
-    pub(super) fn new(paths: [PathBuf; 2]) -> Self {
-        Self(Logs::new(paths))
+    pub(super) fn of(logs: Logs) -> Self {
+        Self(logs)
     }
 
     /// Sends what the destination does not have of it, and says how many bytes that were.

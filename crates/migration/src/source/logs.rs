@@ -8,6 +8,8 @@
 //! | is the log still | the rest of it |
 //! | is the older file now | the rest of it, `LogRotated`, and the log |
 //! | is gone, or shorter than it was | `LogRotated` twice, which clears both, and both files |
+//!
+//! Of a log that nobody keeps short only the latest lines are sent.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -30,7 +32,14 @@ pub(super) struct Logs {
     there: Option<(File, u64)>,
     /// Whether anything has been sent.
     begun: bool,
+    /// About so many bytes are sent at most of what there is at the beginning.
+    most: u64,
+    /// Bytes that were sent since then.
+    sent: u64,
 }
+
+/// What may be sent of a log's latest lines is so many times what was sent at first: then it begins anew.
+const ANEW: u64 = 4;
 
 /// The two files as they are at one moment.
 struct Files {
@@ -44,16 +53,16 @@ enum Way {
     Rest(File, u64),
     /// Send the rest of what is the older file by now; then the log.
     Rotated(File, u64, Option<File>),
-    /// Send both.
-    All(Files),
+    /// Send both, from these places on.
+    All(Files, [u64; 2]),
 }
 
 /// One thing to send.
 enum Part {
     /// That the log is the older file from now on.
     Rotation,
-    /// All of the older file.
-    Older(File),
+    /// The older file, from here on.
+    Older(File, u64),
     /// The log, from here on.
     Log(File, u64),
 }
@@ -67,10 +76,11 @@ impl Way {
             Self::Rotated(older, from, new) => {
                 [Part::Log(older, from), Part::Rotation].into_iter().chain(log(new)).collect()
             }
-            Self::All(Files { older, log: new }) => {
+            Self::All(Files { older, log: new }, [of_older, of_log]) => {
                 let clear = if begun { 2 } else { 0 };
                 let cleared = std::iter::repeat_with(|| Part::Rotation).take(clear);
-                cleared.chain(older.map(Part::Older)).chain(log(new)).collect()
+                let older = older.map(|file| Part::Older(file, of_older));
+                cleared.chain(older).chain(new.map(|file| Part::Log(file, of_log))).collect()
             }
         }
     }
@@ -78,7 +88,12 @@ impl Way {
 
 impl Logs {
     pub(super) fn new(paths: [PathBuf; 2]) -> Self {
-        Self { paths, there: None, begun: false }
+        Self { paths, there: None, begun: false, most: u64::MAX, sent: 0 }
+    }
+
+    /// Only its latest lines, about so many bytes.
+    pub(super) fn latest(self, most: u64) -> Self {
+        Self { most, ..self }
     }
 
     /// How many bytes [`Logs::send`] would send now.
@@ -88,7 +103,9 @@ impl Logs {
             Ok(match self.way()? {
                 Way::Rest(log, from) => self::length(&log)?.saturating_sub(from),
                 Way::Rotated(older, from, log) => self::length(&older)?.saturating_sub(from) + length(&log)?,
-                Way::All(Files { older, log }) => length(&older)? + length(&log)?,
+                Way::All(Files { older, log }, [of_older, of_log]) => {
+                    length(&older)?.saturating_sub(of_older) + length(&log)?.saturating_sub(of_log)
+                }
             })
         };
         left().map_err(|error| self.failed(error))
@@ -99,7 +116,11 @@ impl Logs {
         &mut self,
         sink: &mut impl FnMut(Message) -> Result<(), E>,
     ) -> Result<u64, E> {
-        let parts = self.way().map_err(|error| self.failed(error))?.parts(self.begun);
+        let way = self.way().map_err(|error| self.failed(error))?;
+        if matches!(way, Way::All(..)) {
+            self.sent = 0;
+        }
+        let parts = way.parts(self.begun);
         self.begun = true;
         let mut sent = 0;
         for part in parts {
@@ -110,7 +131,7 @@ impl Logs {
                     self.there = None;
                     continue;
                 }
-                Part::Older(file) => (file, 0, Message::OldLogData),
+                Part::Older(file, from) => (file, from, Message::OldLogData),
                 Part::Log(file, from) => (file, from, Message::LogData),
             };
             let mut at = from;
@@ -121,6 +142,7 @@ impl Logs {
             sent += at - from;
             self.there = is_log.then_some((file, at));
         }
+        self.sent = self.sent.saturating_add(sent);
         Ok(sent)
     }
 
@@ -130,13 +152,31 @@ impl Logs {
 
     fn way(&self) -> io::Result<Way> {
         let Files { older, log } = self.open()?;
-        let Some((there, sent)) = &self.there else { return Ok(Way::All(Files { older, log })) };
+        let Some((there, sent)) = &self.there else { return self.all(Files { older, log }) };
         let is_it = |file: &File| Ok::<_, io::Error>(same(file, there)? && length(file)? >= *sent);
+        let is_few = |bytes: u64| self.sent.saturating_add(bytes) <= self.most.saturating_mul(ANEW);
         Ok(match (older, log) {
-            (_, Some(log)) if is_it(&log)? => Way::Rest(log, *sent),
-            (Some(older), log) if is_it(&older)? => Way::Rotated(older, *sent, log),
-            (older, log) => Way::All(Files { older, log }),
+            (_, Some(log)) if is_it(&log)? && is_few(length(&log)? - sent) => Way::Rest(log, *sent),
+            (Some(older), log)
+                if is_it(&older)? && is_few(length(&older)? - sent + log.as_ref().map_or(Ok(0), length)?) =>
+            {
+                Way::Rotated(older, *sent, log)
+            }
+            (older, log) => self.all(Files { older, log })?,
         })
+    }
+
+    /// All that is sent of these files.
+    fn all(&self, Files { older, log }: Files) -> io::Result<Way> {
+        let length = |file: &Option<File>| file.as_ref().map_or(Ok(0), length);
+        let [of_older, of_log] = [length(&older)?, length(&log)?];
+        let start = |file: &Option<File>, length: u64, most: u64| match (file, length.saturating_sub(most)) {
+            (Some(file), from) if from > 0 => line(file, from),
+            _ => Ok(0),
+        };
+        let starts =
+            [start(&older, of_older, self.most.saturating_sub(of_log))?, start(&log, of_log, self.most)?];
+        Ok(Way::All(Files { older, log }, starts))
     }
 
     /// Both files as they are at one moment: opened again when the log was rotated in between.
@@ -171,6 +211,17 @@ fn length(file: &File) -> io::Result<u64> {
 fn same(one: &File, other: &File) -> io::Result<bool> {
     let [one, other] = [one.metadata()?, other.metadata()?];
     Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+/// Where the first line behind this place begins, or the file ends.
+fn line(file: &File, mut at: u64) -> io::Result<u64> {
+    while let Some(piece) = piece(file, at)? {
+        if let Some(end) = piece.iter().position(|byte| *byte == b'\n') {
+            return Ok(at + end as u64 + 1);
+        }
+        at += piece.len() as u64;
+    }
+    Ok(at)
 }
 
 /// The next piece of a file; none at its end.
@@ -286,5 +337,34 @@ mod tests {
         // Somebody has emptied it.
         fs::write(&both.paths[1], b"x").unwrap();
         assert_eq!(both.send(), 7);
+    }
+
+    #[test]
+    fn of_a_log_that_nobody_keeps_short_the_latest_lines_cross() {
+        let mut both = Both::new();
+        both.logs = Logs::new(both.paths.clone()).latest(12);
+        let mut there = Vec::new();
+        let mut crosses = |logs: &mut Logs| {
+            let left = logs.left().unwrap();
+            let sent = logs.send(&mut |message| {
+                match message {
+                    Message::OldLogData(data) | Message::LogData(data) => there.extend(data),
+                    Message::LogRotated => there.clear(),
+                    other => panic!("{}", other.name()),
+                }
+                Ok::<_, LocalError>(())
+            });
+            assert_eq!(sent.unwrap(), left);
+            String::from_utf8(there.clone()).unwrap()
+        };
+        both.write(b"one\ntwo\nthree\n");
+        both.rotate();
+        both.write(b"four\n");
+        assert_eq!(crosses(&mut both.logs), "three\nfour\n");
+        both.write(b"five\n");
+        assert_eq!(crosses(&mut both.logs), "three\nfour\nfive\n");
+        // Much more than what it has sent at first: it begins anew.
+        both.write(&b"more lines\n".repeat(9));
+        assert_eq!(crosses(&mut both.logs), "more lines\n");
     }
 }

@@ -48,7 +48,7 @@ impl Source {
             other => return Err(link.unexpected(&other, "TreeApplied").into()),
         }
         drop(marks);
-        let mut log = Log::new(self.local.log_files(&self.service));
+        let mut log = Log::of(self.logs().await?);
         if agreed.ahead {
             let sent;
             (log, sent) = log.send(link).await?;

@@ -10,6 +10,7 @@ use godwit_policy::cost::{Allowed, Prospect};
 use godwit_policy::curve::{Curve, Look};
 use godwit_policy::decide::{Verdict, decide};
 use godwit_policy::degradation::Behaviour;
+use godwit_policy::files::Files;
 use godwit_policy::fixed::Parts;
 use godwit_policy::latency::{Estimate, Origin};
 use godwit_policy::loss::{Clients, Host, Prices, Target, Usage};
@@ -43,6 +44,7 @@ pub(crate) struct World {
     /// Pages of the service, and what it writes.
     pub(crate) pages: u64,
     pub(crate) writes: Curve,
+    pub(crate) files: Files,
     pub(crate) link: Link,
     pub(crate) margin: Duration,
 }
@@ -130,6 +132,8 @@ impl World {
             rules: Rules::default(),
             pages,
             writes: curve(600, pages),
+            // A log of 16 kB in a second.
+            files: Files { bytes: 1 << 20, writes: curve(4, 256), comparing: Duration::from_millis(2) },
             link: Link {
                 bandwidth: Bandwidth::new(98e6).unwrap(),
                 ratio: WireRatio::new(1.0).unwrap(),
@@ -146,7 +150,8 @@ impl World {
                 pages: self.pages,
                 kept: other.kept,
                 images: 1 << 20,
-                files: 2 << 20,
+                layers: 1 << 20,
+                files: &self.files,
                 writes: &self.writes,
             },
             link: self.link,

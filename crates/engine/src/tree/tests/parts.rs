@@ -83,3 +83,47 @@ fn a_file_is_a_part_whatever_is_at_its_path_later() {
     pair.round(&mut sender, true);
     assert_eq!(fs::read_to_string(&there).unwrap(), "two and more");
 }
+
+#[test]
+fn looks_tell_what_has_changed_and_nothing_is_sent() {
+    let pair = Pair::new();
+    let (one, other) = (pair.source.join("one"), pair.source.join("other"));
+    for part in [&one, &other] {
+        fs::create_dir(part).unwrap();
+        fs::write(part.join("database"), content(1, SIZE)).unwrap();
+        fs::write(part.join("small"), content(2, 1000)).unwrap();
+    }
+    let sender =
+        TreeSender::of_parts().make("").make("volumes").put("diff", &one).put("volumes/data", &other);
+    let mut sender = sender.by_blocks(BlockHash::new(hash));
+    let first = sender.next_round(false).unwrap();
+    assert_eq!(first.bytes, 2 * (SIZE as u64 + 1000));
+    sender.suppose(first);
+    // Small files count each time that they may have changed since: those written a moment before a look, too.
+    let look = |sender: &mut TreeSender, changed: u64| {
+        let looked = sender.look(u64::MAX).unwrap();
+        assert!(
+            looked.is_read && (changed..=changed + 2000).contains(&looked.bytes),
+            "{looked:?}, {changed}"
+        );
+        looked.names
+    };
+    let database = File::options().write(true).open(other.join("database")).unwrap();
+    // Which blocks of it change is not known yet, but that it has grown.
+    database.write_all_at(b"new", 70_000).unwrap();
+    database.write_all_at(&content(3, 5000), SIZE as u64).unwrap();
+    look(&mut sender, 5000);
+    database.write_all_at(b"other", 70_000).unwrap();
+    database.write_all_at(b"other", 0).unwrap();
+    fs::write(one.join("new"), content(4, SIZE)).unwrap();
+    fs::remove_file(one.join("small")).unwrap();
+    assert!(look(&mut sender, 2 * 4096 + SIZE as u64) >= 4, "the file that is gone counts, too");
+    // Another file takes its place.
+    fs::write(other.join("next"), content(1, SIZE)).unwrap();
+    fs::rename(other.join("next"), other.join("database")).unwrap();
+    let looked = sender.look(u64::MAX).unwrap();
+    assert!(looked.bytes < SIZE as u64 / 2, "most of it has the same blocks: {looked:?}");
+    let unread = sender.look(1000).unwrap();
+    assert!(!unread.is_read && unread.bytes >= SIZE as u64, "{unread:?}");
+    assert_eq!(fs::read_dir(&pair.copy).unwrap().count(), 0);
+}

@@ -1,0 +1,60 @@
+//! The output of a program that may hang.
+
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// An engine that yields nothing of an archive for so long hangs: what it prepares it has prepared by then.
+pub(crate) const SILENT: Duration = Duration::from_secs(300);
+
+/// Reads what comes within a time.
+#[derive(Debug)]
+pub(crate) struct Timely<R> {
+    from: R,
+    limit: Duration,
+}
+
+impl<R: Read + AsFd> Timely<R> {
+    pub(crate) fn new(from: R, limit: Duration) -> Self {
+        Self { from, limit }
+    }
+}
+
+impl<R: Read + AsFd> Read for Timely<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let limit = Timespec::try_from(self.limit).map_err(io::Error::other)?;
+        // One signal more begins the time anew.
+        match rustix::io::retry_on_intr(|| {
+            poll(&mut [PollFd::from_borrowed_fd(self.from.as_fd(), PollFlags::IN)], Some(&limit))
+        })? {
+            0 => {
+                let silent = format!("it has written nothing for {} s", self.limit.as_secs());
+                Err(io::Error::new(io::ErrorKind::TimedOut, silent))
+            }
+            _ => self.from.read(buffer),
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_in_time_is_read_and_what_does_not_is_an_error() {
+        let (from, mut to) = std::io::pipe().unwrap();
+        let mut timely = Timely::new(from, Duration::from_secs(600));
+        to.write_all(b"part").unwrap();
+        let mut buffer = [0; 9];
+        assert_eq!(timely.read(&mut buffer).unwrap(), 4);
+        timely.limit = Duration::from_millis(10);
+        assert_eq!(timely.read(&mut buffer).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(to);
+        assert_eq!(timely.read(&mut buffer).unwrap(), 0);
+    }
+}

@@ -1,0 +1,82 @@
+//! The log of a container, where its engine has that in a file: Docker's driver `json-file`, Podman's `k8s-file`.
+//!
+//! The engine opens the file as the container starts, and appends to it. Nothing has been written when a container that comes
+//! here is about to go on; so what it wrote elsewhere is put in front then.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::container::Keeper;
+
+/// The older file of a log and the one that is written, of a container with this ID and this directory of the engine's.
+pub(crate) fn files(keeper: Keeper, id: &str, directory: &Path) -> [PathBuf; 2] {
+    let log = match keeper {
+        Keeper::Docker => directory.join(format!("{id}-json.log")),
+        Keeper::Podman => directory.join("ctr.log"),
+    };
+    let mut older = log.clone().into_os_string();
+    older.push(".1");
+    [older.into(), log]
+}
+
+/// Puts what has come, in this order, into the file of the engine's, and removes it. Nothing is put where the engine has no
+/// such file, as with other drivers.
+pub(crate) fn put(come: &[PathBuf; 2], log: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut to = match options.append(true).custom_flags(libc::O_NOFOLLOW).open(log) {
+        Ok(opened) => Some(opened),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    for path in come {
+        let mut from = match File::open(path) {
+            Ok(opened) => opened,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        if let Some(to) = &mut to {
+            io::copy(&mut from, to)?;
+        }
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_has_come_stands_before_what_the_engine_appends() {
+        let directory = tempfile::tempdir().unwrap();
+        let come = ["log.1", "log"].map(|name| directory.path().join(name));
+        let bring = || {
+            fs::write(&come[0], "one\n").unwrap();
+            fs::write(&come[1], "two\n").unwrap();
+        };
+        let [older, log] = files(Keeper::Docker, "0ab", directory.path());
+        assert!(log.ends_with("0ab-json.log") && older.ends_with("0ab-json.log.1"), "{log:?}");
+        let mut engines = OpenOptions::new().append(true).create(true).open(&log).unwrap();
+        bring();
+        put(&come, &log).unwrap();
+        engines.write_all(b"three\n").unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
+        assert!(come.iter().all(|path| !path.exists()));
+        put(&come, &log).unwrap();
+
+        // Another driver, and a link in the place of the file.
+        let elsewhere = files(Keeper::Podman, "0ab", directory.path())[1].clone();
+        bring();
+        put(&come, &elsewhere).unwrap();
+        assert!(!elsewhere.exists() && come.iter().all(|path| !path.exists()));
+        std::os::unix::fs::symlink(&log, &elsewhere).unwrap();
+        bring();
+        assert!(put(&come, &elsewhere).is_err());
+        assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
+    }
+}
