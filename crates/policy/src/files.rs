@@ -58,6 +58,12 @@ impl Files {
         Self { bytes: 0, writes: Curve::fit(&[], 0), comparing: Duration::ZERO }
     }
 
+    /// How much longer than this a service is frozen that would be for so long without files. They are compared once more
+    /// meanwhile, beside the dump and the restore.
+    pub(crate) fn lengthen(&self, fixed: Duration) -> Duration {
+        self.comparing.saturating_sub(fixed / 2)
+    }
+
     /// Nothing but the first pass has been sent, which took so long.
     pub(crate) fn after(&self, first: Duration) -> Passes<'_> {
         Passes { files: self, found: None, passes: 0, since: first }

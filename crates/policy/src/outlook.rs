@@ -1,16 +1,18 @@
 //! What a move would be like: a pure function of what the service writes, and of the link.
 //!
-//! The rounds are those that [`decide`] would make, and what the service writes in the time of each is told by its [`Curve`].
+//! The rounds are those that [`crate::converge::decide`] would make. What the service writes in the time of each is
+//! told by its [`Curve`], and what changes of its files by theirs.
 
 use std::time::Duration;
 
-use crate::converge::{Goals, Next, Round, SLOWEST, advice, decide, predict_all};
+use crate::Mode;
+use crate::converge::{Goals, advice};
 use crate::curve::Curve;
-use crate::files::{Ahead, Files, Passes};
-use crate::{Mode, PAGE};
-
-/// Most rounds that are thought through.
-const MOST_ROUNDS: u32 = 1000;
+use crate::files::Files;
+use crate::fixed::Parts;
+use crate::predict::{Cargo, Forecast, Link, Steps, think};
+use crate::quantity::{Bandwidth, WireRatio};
+use crate::rounds::End;
 
 /// What is known of a service and of its way.
 #[derive(Debug, Clone)]
@@ -52,136 +54,35 @@ pub struct Outlook {
     pub kept: Option<String>,
 }
 
-/// Thinks a move through.
+/// Thinks a move through: as [`crate::predict`] does, on a way without round trips, images, layers and kept pages.
 #[must_use]
 pub fn foresee(known: &Known) -> Outlook {
-    let Known { mode, goals, populated, ref files, bandwidth, .. } = *known;
-    let bandwidth = bandwidth.max(1.0);
-    let carried = |bytes: f64| Duration::from_secs_f64((bytes / bandwidth).min(1e9));
-    let crossing = |pages: u64| carried(pages as f64 * PAGE);
-    // What is frozen is compared once more, beside the dump and the restore.
-    let fixed = known.fixed + files.comparing.saturating_sub(known.fixed / 2);
-    let first = carried(files.bytes as f64);
-    let mut passes = files.after(first);
-    let mut outlook = Outlook {
-        mode,
-        rounds: 0,
-        pages: 0,
-        file_bytes: files.bytes,
-        copying: first,
-        frozen: fixed,
-        following: Duration::ZERO,
-        kept: None,
+    let Known { mode, goals, populated, ref writes, ref files, bandwidth, fixed } = *known;
+    let cargo = Cargo { pages: populated, kept: 0, images: 0, layers: 0, files, writes };
+    let link = Link {
+        bandwidth: Bandwidth::clamped(bandwidth),
+        ratio: WireRatio::clamped(1.0),
+        round_trip: Duration::ZERO,
     };
-    // Of these two the limit is none: they have no rounds that could keep it.
-    if matches!(mode, Mode::Cold | Mode::Postcopy) {
-        let files_left = loop {
-            match passes.look() {
-                Ahead::Left(bytes) => break bytes,
-                Ahead::Sent(bytes) => outlook.sends(bytes, carried(bytes as f64), &mut passes),
-            }
-        };
-        outlook.pages = populated;
-        outlook.file_bytes = outlook.file_bytes.saturating_add(files_left);
-        let frozen = fixed + carried(files_left as f64);
-        return match mode {
-            Mode::Cold => Outlook { frozen: frozen + crossing(populated), ..outlook },
-            _ => Outlook { frozen, following: crossing(populated), ..outlook },
-        };
+    let steps = Steps { fixed: Parts { freeze: fixed, ..Parts::default() }, ..Steps::default() };
+    let (forecast, copied) = think(mode, &cargo, &link, &steps, &goals);
+    let Forecast { mode, rounds, sent, left, file_bytes, copying, held, filling, kept, .. } = forecast;
+    let fixed = fixed.saturating_add(files.lengthen(fixed));
+    let (pages, frozen) = match copied.end {
+        // It is given up before the rest of it crosses.
+        End::Keep(frozen) => (sent, frozen),
+        End::Freeze | End::Follow => (sent.saturating_add(left), held),
+    };
+    Outlook {
+        mode,
+        rounds,
+        pages,
+        file_bytes,
+        copying,
+        frozen,
+        following: filling,
+        kept: kept.map(|frozen| advice(&copied.all, frozen, fixed, &goals)),
     }
-    let round = |found_pages, since| Round { found_pages, since, bandwidth: None, files: 0 };
-    let mut rounds = vec![round(populated, Duration::ZERO)];
-    let (mut left, mut share) = (populated, 1000);
-    loop {
-        let next = decide(&rounds, fixed, &goals);
-        let mut since = Duration::ZERO;
-        match next {
-            Next::Copy => {}
-            Next::Throttle => share = (share / 2).max(SLOWEST),
-            Next::Keep(frozen) => {
-                let kept = Some(advice(&rounds, frozen, fixed, &goals));
-                return Outlook { frozen, kept, ..outlook };
-            }
-            Next::Hybrid | Next::Freeze => {
-                let follows = mode == Mode::Hybrid || next == Next::Hybrid;
-                match passes.look() {
-                    Ahead::Sent(bytes) => {
-                        since = carried(bytes as f64);
-                        outlook.sends(bytes, since, &mut passes);
-                        if follows {
-                            // What it writes meanwhile follows, too.
-                            left = left.max(known.written(since, share));
-                            continue;
-                        }
-                    }
-                    Ahead::Left(bytes) => {
-                        if let Some(last) = rounds.last_mut() {
-                            last.files = bytes;
-                        }
-                        outlook.pages = outlook.pages.saturating_add(left);
-                        outlook.file_bytes = outlook.file_bytes.saturating_add(bytes);
-                        return outlook.frozen(&rounds, (follows, left), (fixed, bandwidth), &goals);
-                    }
-                }
-            }
-        }
-        let took = crossing(left);
-        if let Some(last) = rounds.last_mut() {
-            last.bandwidth = Some(bandwidth);
-        }
-        passes.pass(took);
-        outlook.rounds += 1;
-        outlook.pages = outlook.pages.saturating_add(left);
-        outlook.copying += took;
-        left = known.written(since + took, share);
-        rounds.push(round(left, since + took));
-        if outlook.rounds >= MOST_ROUNDS {
-            // No user waits for that.
-            return outlook.frozen(&rounds, (false, left), (fixed, bandwidth), &goals);
-        }
-    }
-}
-
-impl Known {
-    /// Pages that it writes in this time, with this share of its CPU in thousandths.
-    fn written(&self, time: Duration, share: u32) -> u64 {
-        whole(self.writes.within(time) * f64::from(share) / 1e3).min(self.populated)
-    }
-}
-
-impl Outlook {
-    /// So many bytes of files cross while the service runs, in this time.
-    fn sends(&mut self, bytes: u64, time: Duration, passes: &mut Passes<'_>) {
-        passes.pass(time);
-        self.file_bytes = self.file_bytes.saturating_add(bytes);
-        self.copying += time;
-    }
-
-    /// With the freeze after these rounds: whether pages `follow`, and how many are left.
-    fn frozen(
-        self,
-        rounds: &[Round],
-        (follow, left): (bool, u64),
-        (fixed, bandwidth): (Duration, f64),
-        goals: &Goals,
-    ) -> Self {
-        let frozen = predict_all(rounds, fixed, follow, Some(bandwidth)).unwrap_or(fixed);
-        let surely = frozen + goals.margin;
-        let too_long = goals.max_frozen.is_some_and(|limit| surely > limit);
-        let kept = too_long.then(|| advice(rounds, surely, fixed, goals));
-        match follow {
-            true => {
-                let following = Duration::from_secs_f64((left as f64 * PAGE / bandwidth).min(1e9));
-                Self { mode: Mode::Hybrid, frozen, following, kept, ..self }
-            }
-            false => Self { frozen, kept, ..self },
-        }
-    }
-}
-
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // as many as there can be, at most
-fn whole(pages: f64) -> u64 {
-    pages as u64
 }
 
 #[cfg(test)]
@@ -189,6 +90,7 @@ fn whole(pages: f64) -> u64 {
 mod tests {
     use super::*;
     use crate::curve::Look;
+    use crate::rounds::MOST_ROUNDS;
 
     const FIXED: Duration = Duration::from_millis(100);
     const GBIT: f64 = 125e6;
