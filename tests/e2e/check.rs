@@ -105,9 +105,11 @@ fn files_that_change_are_in_the_forecast_and_cross_while_it_is_frozen() {
         config.link = Some(Link { rate: 100_000_000, delay: Duration::ZERO });
     });
     let mut preset = bed.build(Workload::Busybox);
-    // 8 MiB of a file of 32 MiB again and again: two thirds of a second of this link.
+    // All of a file of 32 MiB again and again: 2.7 seconds of this link, so that no busy machine makes less than the half of
+    // one second of it.
     let write = "/bin/busybox dd if=/dev/urandom of=/data bs=1M conv=notrunc 2>/dev/null";
-    let script = format!("{write} count=32; until [ -e /stop ]; do {write} count=8; done; exec sleep 100000");
+    let script =
+        format!("{write} count=32; until [ -e /stop ]; do {write} count=32; done; exec sleep 100000");
     preset.command = ["/bin/busybox", "sh", "-c", &script].map(str::to_owned).into();
     bed.run("a", "writer", ADDRESS, &preset, &[]);
     let size = ["exec", "writer", "/bin/busybox", "stat", "-c", "%s", "/data"];
@@ -116,18 +118,20 @@ fn files_that_change_are_in_the_forecast_and_cross_while_it_is_frozen() {
     let changes = bed.check("a", &["writer", "--to", "b"]);
     assert!(figure(&changes, "file_bytes") >= f64::from(32 << 20), "{changes:?}");
     let rate = figure(&changes, "file_bytes_per_second");
-    assert!((2e6..24e6).contains(&rate), "the same bytes are counted once: {changes:?}");
+    assert!((1e6..40e6).contains(&rate), "the same bytes are counted once: {changes:?}");
     let frozen = figure(&changes, "frozen_ms");
-    assert!((400.0..2000.0).contains(&frozen), "{changes:?}");
-    let refused = bed.check("a", &["writer", "--to", "b", "--max-frozen-ms", "400", "--mode", "precopy"]);
+    let refused = bed.check("a", &["writer", "--to", "b", "--max-frozen-ms", "600", "--mode", "precopy"]);
     let why = sentences(&told(&refused), "objections");
     assert!(refused.code == 1 && why.contains("MB of changed files and log to send meanwhile"), "{why}");
     let said =
-        bed.godwit("a", &["migrate", "writer", "--to", "b", "--max-frozen-ms", "400", "--mode", "precopy"]);
+        bed.godwit("a", &["migrate", "writer", "--to", "b", "--max-frozen-ms", "600", "--mode", "precopy"]);
     assert!(said.code == 1 && said.stderr.contains("MB of changed files and log"), "it is right: {said:?}");
     bed.done("a", &["exec", "writer", "/bin/busybox", "touch", "/stop"]);
+    let name = ["exec", "writer", "/bin/busybox", "cat", "/proc/1/comm"];
+    wait_for("the end of the writes", || (bed.done("a", &name) == "sleep\n").then_some(()));
     let idle = bed.check("a", &["writer", "--to", "b"]);
-    assert!(figure(&idle, "file_bytes_per_second") < 1e6 && figure(&idle, "frozen_ms") < frozen, "{idle:?}");
+    assert!(figure(&idle, "file_bytes_per_second") < rate / 4.0, "{idle:?} after {changes:?}");
+    assert!(figure(&idle, "frozen_ms") < frozen / 2.0, "{idle:?} after {changes:?}");
 }
 
 #[test]

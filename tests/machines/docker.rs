@@ -35,7 +35,9 @@ fn echoed(stream: &mut TcpStream, text: &str) {
 
 fn moves(lab: &str, machine: &str) {
     let bed = Bed::up_with(lab, |config| {
-        machines(config, &[("a", machine), ("b", machine)]);
+        // With one processor, as in `power.rs`.
+        let machine = format!("{machine}:processors=1");
+        machines(config, &[("a", &machine), ("b", &machine)]);
         // A machine that is emulated on a busy host is not hung.
         config.programs.serve_arguments.extend(["--patience", "300"].map(str::to_owned));
     });

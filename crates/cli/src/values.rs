@@ -34,9 +34,9 @@ pub enum ValueError {
     )]
     PublishAddress { ports: String },
     #[error(
-        "godwit chooses no port of a node, since it is to be free on each: write {port}:{port}, or another port in front"
+        "godwit chooses no port of a node, since it is to be free on each: write {port}:{port}{protocol}, or another port in front"
     )]
-    PublishAny { port: String },
+    PublishAny { port: u16, protocol: String },
     #[error("each port is published by itself: write -p for each of the range")]
     PublishRange,
     #[error("write NAME=VALUE, or NAME to take the value from your own environment")]
@@ -180,12 +180,17 @@ pub(crate) fn signal(text: &str) -> Result<u32, ValueError> {
 /// `8080:80/udp`.
 pub(crate) fn publish(text: &str) -> Result<PublishedPort, ValueError> {
     let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-    if ports.contains('-') {
+    let is_range = |part: &str| {
+        part.split_once('-')
+            .is_some_and(|(from, to)| from.parse::<u16>().is_ok() && to.parse::<u16>().is_ok())
+    };
+    if ports.split(':').any(is_range) {
         return Err(ValueError::PublishRange);
     }
+    let behind = text.strip_prefix(ports).unwrap_or_default();
     let Some((host, container)) = ports.split_once(':') else {
         return Err(match ports.parse::<u16>() {
-            Ok(port) if port > 0 => ValueError::PublishAny { port: text.to_owned() },
+            Ok(port) if port > 0 => ValueError::PublishAny { port, protocol: behind.to_owned() },
             _ => ValueError::Publish,
         });
     };
@@ -194,9 +199,8 @@ pub(crate) fn publish(text: &str) -> Result<PublishedPort, ValueError> {
         && let Some((address, host)) = before.rsplit_once(':')
         && address.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
     {
-        let after = text.strip_prefix(ports).unwrap_or_default();
         let host = if host.is_empty() { container } else { host };
-        return Err(ValueError::PublishAddress { ports: format!("{host}:{container}{after}") });
+        return Err(ValueError::PublishAddress { ports: format!("{host}:{container}{behind}") });
     }
     let port = |text: &str| match text.parse::<u16>() {
         Ok(port) if port > 0 && !text.starts_with('+') => Ok(u32::from(port)),

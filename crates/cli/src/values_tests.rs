@@ -44,7 +44,7 @@ fn ports_name_the_host_first() {
     let port = publish("8080:80").unwrap();
     assert_eq!((port.host_port, port.container_port, port.protocol.as_str()), (8080, 80, "tcp"));
     assert_eq!(publish("53:53/udp").unwrap().protocol, "udp");
-    for text in ["0:80", "80:0", "65536:80", "a:b", "80:80/sctp", "name:80:80", "+1:80", "0", "x"] {
+    for text in ["0:80", "80:0", "65536:80", "a:b", "80:80/sctp", "my-name:80:80", "+1:80", "0", "x"] {
         assert_eq!(publish(text), Err(ValueError::Publish), "{text}");
     }
     for (text, words) in [
@@ -52,6 +52,7 @@ fn ports_name_the_host_first() {
         ("127.0.0.1::80", "write 80:80, and"),
         ("[::1]:8080:80", "write 8080:80, and"),
         ("80", "write 80:80, or another port in front"),
+        ("53/udp", "write 53:53/udp, or"),
         ("80-81:80-81", "write -p for each of the range"),
     ] {
         let said = publish(text).unwrap_err().to_string();

@@ -625,6 +625,10 @@ pub trait Engine: Send + Sync {
     async fn log_files(&self, _config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
         Ok(None)
     }
+    /// Has the engine of a container load this AppArmor profile, if it is one that the engine makes when it needs it.
+    async fn load_profile(&self, _config: &ContainerConfig, _profile: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
     /// Bytes of the image of a container which its engine keeps, as the engine counts them.
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         Err(no_image(config))

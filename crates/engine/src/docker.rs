@@ -81,6 +81,8 @@ struct Info {
     docker_root_dir: PathBuf,
     driver: String,
     #[serde(default)]
+    server_version: String,
+    #[serde(default)]
     runtimes: BTreeMap<String, RuntimeOf>,
     #[serde(default)]
     security_options: Option<Vec<String>>,
@@ -366,7 +368,7 @@ impl Keeps for Docker {
     }
 
     async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {
-        Ok(self.storage_of(name).await?.join("containers").join(id))
+        Ok(containers_in(&self.storage_of(name).await?).join(id))
     }
 
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
@@ -547,6 +549,14 @@ impl Keeps for Docker {
     }
 }
 
+/// The first release of Docker that reads of a log what it has written itself.
+const READS_ITS_OWN: u32 = 23;
+
+/// Where Docker has a directory for each container.
+fn containers_in(storage: &Path) -> PathBuf {
+    storage.join("containers")
+}
+
 /// Where godwit-runtime looks for instructions unless it is told otherwise.
 const STATE: &str = "/run/godwit/docker";
 
@@ -582,6 +592,12 @@ impl Info {
         ))
     }
 
+    /// Whether it shows all that is in the file of a log, whoever has written it.
+    fn reads_all_of_logs(&self) -> bool {
+        let major = self.server_version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        major.is_some_and(|major| major < READS_ITS_OWN)
+    }
+
     /// What speaks against moving containers of this dockerd.
     fn objection(&self) -> Option<String> {
         let option = |name: &str| {
@@ -607,6 +623,19 @@ fn shim_of(pid: u32) -> u32 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_docker_that_remembers_what_it_has_logged_is_told_by_its_version() {
+        for (version, all) in
+            [("20.10.24+dfsg1", true), ("23.0.1", false), ("26.1.5+dfsg1", false), ("", false)]
+        {
+            let text = format!(
+                "{{\"DockerRootDir\": \"/\", \"Driver\": \"overlay2\", \"ServerVersion\": \"{version}\"}}"
+            );
+            let info: Info = serde_json::from_str(&text).unwrap();
+            assert_eq!(info.reads_all_of_logs(), all, "{version}");
+        }
+    }
 
     #[test]
     fn what_dockerd_has_to_be_told_is_what_it_then_agrees_to() {

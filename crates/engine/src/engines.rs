@@ -125,6 +125,10 @@ impl Engine for Engines {
         self.of(config).log_files(config).await
     }
 
+    async fn load_profile(&self, config: &ContainerConfig, profile: &str) -> Result<(), EngineError> {
+        self.of(config).load_profile(config, profile).await
+    }
+
     async fn image_bytes(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         self.of(config).image_bytes(config).await
     }

@@ -212,6 +212,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         Ok(files[1].is_file().then_some(files))
     }
 
+    async fn load_profile(&self, config: &ContainerConfig, profile: &str) -> Result<(), EngineError> {
+        self.load_own_profile(&config.name, profile).await
+    }
+
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
         self.lacking(config).await
     }

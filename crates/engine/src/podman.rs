@@ -16,6 +16,7 @@ mod making;
 mod settings;
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,6 +46,9 @@ const RUNTIME: &str = "runc";
 
 /// After so long Podman is helped to end a container: by then it has begun to.
 const HELP: Duration = Duration::from_secs(5);
+
+/// What the name of the AppArmor profile begins with that Podman gives containers; a release follows.
+const PROFILE: &str = "containers-default-";
 
 /// Which programs to use, and where.
 #[derive(Debug, Clone)]
@@ -284,6 +288,25 @@ impl Keeps for Podman {
 
     async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError> {
         Ok(self.storage(name).await?.root.clone())
+    }
+
+    async fn load_own_profile(&self, name: &ServiceName, profile: &str) -> Result<(), EngineError> {
+        if !profile.starts_with(PROFILE) {
+            return Ok(());
+        }
+        let empty = self.config.run.join("empty");
+        fs::create_dir_all(&empty)
+            .map_err(|source| io_error(name, format!("make the directory {}", empty.display()), source))?;
+        // It never starts: Podman loads the profile when it makes a container.
+        let create =
+            ["create", "--rootfs", "--network=none", "--label=godwit.profile=", "--"].map(OsStr::new);
+        let words = create.into_iter().chain([empty.as_os_str(), OsStr::new("/none")]).collect();
+        let action = "have its AppArmor profile loaded for";
+        let made = self.call(&Call { name, action, words, settings: None }, SHORT).await?;
+        let id = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        let words = ["rm", "--force", "--", &id].map(OsStr::new).to_vec();
+        let action = "remove what has loaded the AppArmor profile of";
+        self.call(&Call { name, action, words, settings: None }, SHORT).await.map(drop)
     }
 
     async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {

@@ -64,6 +64,13 @@ impl KernelNeeds {
         }
     }
 
+    /// The AppArmor profile that the kernel does not have, by the files below `root`, where it has AppArmor.
+    pub(crate) fn lacks_profile(&self, root: &Path) -> Option<&str> {
+        let loaded = fs::read_to_string(root.join("sys/kernel/security/apparmor/profiles")).ok()?;
+        let is_it = |line: &str| named(line) == self.apparmor;
+        (!self.apparmor.is_empty() && !loaded.lines().any(is_it)).then_some(&self.apparmor)
+    }
+
     /// What `node` does not give, by the files below `root` there.
     pub(crate) fn objections(&self, root: &Path, node: &str) -> Vec<String> {
         let mut reasons = Vec::new();
@@ -89,12 +96,11 @@ impl KernelNeeds {
         if !self.apparmor.is_empty() {
             let shown = plain(&self.apparmor);
             let securityfs = root.join("sys/kernel/security/apparmor");
-            let loaded = read("sys/kernel/security/apparmor/profiles");
             if !securityfs.exists() {
                 reasons.push(format!(
                     "the service runs under the AppArmor profile {shown}, and node {node} has no AppArmor; enable it there, or start the service without a profile"
                 ));
-            } else if !loaded.lines().any(|line| named(line) == self.apparmor) {
+            } else if self.lacks_profile(root).is_some() {
                 reasons.push(format!(
                     "the service runs under the AppArmor profile {shown}, which is not loaded on node {node}; load it there (apparmor_parser(8))"
                 ));
@@ -325,7 +331,10 @@ mod tests {
         let profiles = "sys/kernel/security/apparmor/profiles";
         let loaded = root(&[(profiles, "man_filter (enforce)\ndocker-default (enforce)\n")]);
         assert_eq!(needs.objections(loaded.path(), "b"), Vec::<String>::new());
-        let other = needs.objections(root(&[(profiles, "docker (enforce)\n")]).path(), "b");
+        assert_eq!(needs.lacks_profile(loaded.path()), None);
+        let of_others = root(&[(profiles, "docker (enforce)\n")]);
+        assert_eq!(needs.lacks_profile(of_others.path()), Some("docker-default"));
+        let other = needs.objections(of_others.path(), "b");
         assert!(other[0].contains("profile docker-default, which is not loaded on node b"), "{other:?}");
         let none = needs.objections(root(&[]).path(), "b");
         assert!(none[0].contains("node b has no AppArmor"), "{none:?}");

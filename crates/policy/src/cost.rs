@@ -222,6 +222,7 @@ mod tests {
             cargo: Cargo { pages: 1 << 16, kept: 0, images: 1 << 20, layers: 0, files, writes },
             link: Link {
                 bandwidth: Bandwidth::new(100e6).unwrap(),
+                of_pages: Bandwidth::new(100e6).unwrap(),
                 ratio: WireRatio::new(1.0).unwrap(),
                 round_trip: Duration::from_millis(5),
             },

@@ -27,7 +27,9 @@ pub struct Known {
     pub writes: Curve,
     /// Its files.
     pub files: Files,
-    /// Bytes per second that the link carries.
+    /// Bytes of files per second that the link carries.
+    pub file_bandwidth: f64,
+    /// Bytes of pages per second that it carries, or that are sent at most.
     pub bandwidth: f64,
     /// What the frozen time is without pages and files.
     pub fixed: Duration,
@@ -57,10 +59,11 @@ pub struct Outlook {
 /// Thinks a move through: as [`crate::predict`] does, on a way without round trips, images, layers and kept pages.
 #[must_use]
 pub fn foresee(known: &Known) -> Outlook {
-    let Known { mode, goals, populated, ref writes, ref files, bandwidth, fixed } = *known;
+    let Known { mode, goals, populated, ref writes, ref files, file_bandwidth, bandwidth, fixed } = *known;
     let cargo = Cargo { pages: populated, kept: 0, images: 0, layers: 0, files, writes };
     let link = Link {
-        bandwidth: Bandwidth::clamped(bandwidth),
+        bandwidth: Bandwidth::clamped(file_bandwidth),
+        of_pages: Bandwidth::clamped(bandwidth),
         ratio: WireRatio::clamped(1.0),
         round_trip: Duration::ZERO,
     };
@@ -120,6 +123,7 @@ mod tests {
             populated: 1 << 18,
             writes: writes(1 << 18, short, long),
             files: Files::none(),
+            file_bandwidth: GBIT,
             bandwidth: GBIT,
             fixed: FIXED,
         }
@@ -208,7 +212,8 @@ mod tests {
                 let all = Goals { throttle: true, max_rounds: u32::MAX, ..goals() };
                 let all_files = writes(u64::MAX, u64::MAX, u64::MAX);
                 let files = Files { bytes: u64::MAX, writes: all_files, comparing: Duration::from_secs(9) };
-                let known = Known { mode, goals: all, bandwidth, files, ..known(u64::MAX, u64::MAX) };
+                let limited = Known { mode, goals: all, bandwidth, files, ..known(u64::MAX, u64::MAX) };
+                let known = Known { file_bandwidth: bandwidth, ..limited };
                 assert!(foresee(&known).rounds <= MOST_ROUNDS);
             }
         }

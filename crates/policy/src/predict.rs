@@ -52,6 +52,8 @@ pub struct Cargo<'a> {
 pub struct Link {
     /// What it carries for this move. A move uses half of a link.
     pub bandwidth: Bandwidth,
+    /// What of it pages may use.
+    pub of_pages: Bandwidth,
     /// What is sent for a byte of pages.
     pub ratio: WireRatio,
     /// A round trip.
@@ -136,7 +138,7 @@ pub(crate) fn think(
         first: cargo.pages.saturating_sub(cargo.kept),
         writes: cargo.writes,
         files,
-        rate: way.bandwidth() / link.ratio.get(),
+        rate: link.of_pages.get().min(way.bandwidth()) / link.ratio.get(),
         file_rate: way.bandwidth(),
         beside: bounded(bounded(steps.look).saturating_add(link.round_trip)),
         fixed: way.frozen(0, 0),
@@ -215,7 +217,9 @@ impl Way<'_> {
         let Parts { freeze, dump, restore, commit } = *self.parts;
         let images = self.images as f64;
         let state = bounded(dump) + self.at(images) + bounded(restore);
-        let sent = self.at(pages as f64 * PAGE * self.link.ratio.get() + files as f64 + images);
+        let of_pages = self.link.of_pages.get().min(self.bandwidth());
+        let pages = seconds(pages as f64 * PAGE * self.link.ratio.get() / of_pages);
+        let sent = bounded(pages + self.at(files as f64 + images));
         let fixed = bounded(freeze) + self.comparing + bounded(commit);
         bounded(fixed + state.max(sent) + self.round_trips())
     }
@@ -261,6 +265,7 @@ mod tests {
     fn link(bandwidth: f64, ms: u64) -> Link {
         Link {
             bandwidth: Bandwidth::new(bandwidth).unwrap(),
+            of_pages: Bandwidth::new(bandwidth).unwrap(),
             ratio: WireRatio::new(0.5).unwrap(),
             round_trip: Duration::from_millis(ms),
         }

@@ -35,6 +35,7 @@ fn curve(pages: u64, most: u64) -> Curve {
 fn link(bandwidth: f64, ms: u64) -> Link {
     Link {
         bandwidth: Bandwidth::new(bandwidth).unwrap(),
+        of_pages: Bandwidth::new(bandwidth).unwrap(),
         ratio: WireRatio::new(0.5).unwrap(),
         round_trip: Duration::from_millis(ms),
     }
@@ -134,6 +135,7 @@ proptest! {
         let cargo = Cargo { pages, kept, images, layers, files: &files, writes: &writes };
         let link = Link {
             bandwidth: Bandwidth::clamped(bandwidth),
+            of_pages: Bandwidth::clamped(bandwidth),
             ratio: WireRatio::clamped(ratio),
             round_trip: time(round_trip).saturating_mul(u32::MAX),
         };

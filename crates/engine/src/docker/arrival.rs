@@ -1,6 +1,7 @@
 //! A container comes to this node's Docker: Docker creates it anew and starts it ([`landing`]).
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,12 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use super::api::ApiError;
-use super::{Docker, RUNTIME, filtered};
+use super::{Docker, RUNTIME, containers_in, filtered};
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, OutputPipes, RestoreRequest, io_error,
 };
 use crate::foreign::landing::{self, Landing, Prepared};
+use crate::foreign::log;
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, instructions, is_id};
 
@@ -36,6 +38,8 @@ struct Begun {
     docker: Docker,
     starting: JoinHandle<Result<(), ApiError>>,
     landing: Landing,
+    /// Docker's log of it, if that may be written to.
+    log: Option<PathBuf>,
 }
 
 impl Docker {
@@ -68,11 +72,14 @@ impl Docker {
             };
             landing::failed(&request, failed(reason))
         };
-        let storage = self.storage_of(&config.name).await?;
+        let info = self.info(&config.name).await?;
+        let storage = info.docker_root_dir.clone();
         let volumes = definition.volumes_and_targets();
         let landing =
             prepared.opened((&self.care, &request, &storage), (&volumes, &definition.files), ended).await?;
-        Ok(Box::new(Begun { docker: self.clone(), starting, landing }))
+        let [_, log] = log::files(Keeper::Docker, &id, &containers_in(&storage).join(&id));
+        let log = info.reads_all_of_logs().then_some(log);
+        Ok(Box::new(Begun { docker: self.clone(), starting, landing, log }))
     }
 
     /// Has Docker create a container, whoever waits for that; its ID.
@@ -147,11 +154,12 @@ impl BegunRestore for Begun {
     }
 
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
-        let Self { docker, starting, landing } = *self;
+        let Self { docker, starting, landing, log } = *self;
         let request = landing.request().clone();
         if starting.is_finished() {
             return Err(request.refused("Docker has not waited for it"));
         }
+        landing.put_log(log.as_deref());
         let landed = landing.go_on(None)?;
         let started = starting.await.unwrap_or_else(|error| Err(ApiError::Broken(error.to_string())));
         landed.put_away()?;

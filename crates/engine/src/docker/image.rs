@@ -8,7 +8,6 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_names::ServiceName;
@@ -18,12 +17,11 @@ use tokio::sync::mpsc;
 use super::api::ApiError;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
-use crate::foreign::archive::{Incoming, LayerFiles, PIECES, Pieces, SILENT, without, without_names};
+use crate::foreign::archive::{
+    Incoming, LayerFiles, PIECES, PREPARED, Pieces, SILENT, without, without_names,
+};
 use crate::foreign::making::PULL;
 use crate::image::Digest;
-
-/// How long dockerd may prepare an archive: it writes all of it to its disk first.
-const PREPARED: Duration = Duration::from_secs(1800);
 
 /// An image as dockerd tells it.
 #[derive(Debug, Deserialize)]

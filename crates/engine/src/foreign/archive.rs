@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::layout::oci_layout;
 use self::manifest::{Descriptor, Documents};
-pub(crate) use self::timely::{SILENT, Timely};
+pub(crate) use self::timely::{PREPARED, SILENT, Timely};
 use super::SHORT;
 
 /// Bytes of a piece.

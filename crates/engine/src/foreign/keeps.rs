@@ -288,6 +288,11 @@ pub(crate) trait Keeps: Send + Sync {
     /// Where the engine keeps root filesystems and volumes.
     async fn storage_of(&self, name: &ServiceName) -> Result<PathBuf, EngineError>;
 
+    /// Loads this AppArmor profile, if it is the one that the engine gives containers, and loads when it makes the first one.
+    async fn load_own_profile(&self, _name: &ServiceName, _profile: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
+
     /// Where the engine keeps what belongs to this container alone, as far as its log is there.
     async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError>;
 

@@ -28,8 +28,7 @@ use super::file::FileOfVolume;
 use super::record::{Record, Volume};
 use super::{CGROUPS, Care, log};
 use crate::container::{
-    ContainerConfig, ContainerState, ContainerStatus, EngineError, Keeper, OutputPipes, RestoreRequest,
-    io_error,
+    ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
 };
 use crate::files::{UPPER, VOLUMES, check_file, place_of};
 use crate::processes::tmpfs::unescaped;
@@ -221,6 +220,20 @@ impl Landing {
         &self.request
     }
 
+    /// The directory of the OCI description.
+    pub(crate) fn bundle(&self) -> &Path {
+        &self.arrived.bundle
+    }
+
+    /// Puts what the container has written elsewhere into the log of its engine, which has nothing of it yet; drops it where
+    /// there is none that takes it. The container matters more than that.
+    pub(crate) fn put_log(&self, log: Option<&Path>) {
+        let config = &self.request.config;
+        if let Err(error) = log::put(&Runc::log_paths(config), log) {
+            tracing::warn!(container = %config.name, %error, "its log from before the move is not whole here");
+        }
+    }
+
     /// Puts a process into the memory cgroup of the container.
     pub(crate) fn charge(&self, pid: u32) -> Result<(), EngineError> {
         let config = ContainerConfig { cgroup: self.cgroup.clone(), ..self.request.config.clone() };
@@ -267,13 +280,6 @@ impl Landing {
         restore::same_descriptors(&request, &descriptors)?;
         detach_all(&root.criu).map_err(request.io("unmount", &root.criu))?;
         let record = Record::of(&request.config)?;
-        let directory = match care.keeper {
-            Keeper::Podman => arrived.bundle.clone(),
-            Keeper::Docker => storage.join("containers").join(&record.id),
-        };
-        let [_, log] = log::files(care.keeper, &record.id, &directory);
-        log::put(&Runc::log_paths(&request.config), &log)
-            .map_err(request.io("put what it has written into", &log))?;
         let waiting = record.waiting.clone().unwrap_or_default();
         root.take(&storage, &waiting.join(UPPER))
             .map_err(request.io("put its changed files into", &root.overlay.target))?;

@@ -1,7 +1,8 @@
 //! The log of a container, where its engine has that in a file: Docker's driver `json-file`, Podman's `k8s-file`.
 //!
 //! The engine opens the file as the container starts, and appends to it. Nothing has been written when a container that comes
-//! here is about to go on; so what it wrote elsewhere is put in front then.
+//! here is about to go on; so what it wrote elsewhere is put in front then. A Docker since release 23 remembers how much it has
+//! written itself, and reads no more: it gets nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -23,12 +24,12 @@ pub(crate) fn files(keeper: Keeper, id: &str, directory: &Path) -> [PathBuf; 2] 
 
 /// Puts what has come, in this order, into the file of the engine's, and removes it. Nothing is put where the engine has no
 /// such file, as with other drivers.
-pub(crate) fn put(come: &[PathBuf; 2], log: &Path) -> io::Result<()> {
+pub(crate) fn put(come: &[PathBuf; 2], log: Option<&Path>) -> io::Result<()> {
     let mut options = OpenOptions::new();
-    let mut to = match options.append(true).custom_flags(libc::O_NOFOLLOW).open(log) {
-        Ok(opened) => Some(opened),
+    let opened = log.map(|log| options.append(true).custom_flags(libc::O_NOFOLLOW).open(log));
+    let mut to = match opened.transpose() {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
+        opened => opened?,
     };
     for path in come {
         let mut from = match File::open(path) {
@@ -63,20 +64,23 @@ mod tests {
         assert!(log.ends_with("0ab-json.log") && older.ends_with("0ab-json.log.1"), "{log:?}");
         let mut engines = OpenOptions::new().append(true).create(true).open(&log).unwrap();
         bring();
-        put(&come, &log).unwrap();
+        put(&come, Some(&log)).unwrap();
         engines.write_all(b"three\n").unwrap();
         assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
         assert!(come.iter().all(|path| !path.exists()));
-        put(&come, &log).unwrap();
+        put(&come, Some(&log)).unwrap();
 
-        // Another driver, and a link in the place of the file.
+        // None that takes it, another driver, and a link in the place of the file.
+        bring();
+        put(&come, None).unwrap();
+        assert!(come.iter().all(|path| !path.exists()));
         let elsewhere = files(Keeper::Podman, "0ab", directory.path())[1].clone();
         bring();
-        put(&come, &elsewhere).unwrap();
+        put(&come, Some(&elsewhere)).unwrap();
         assert!(!elsewhere.exists() && come.iter().all(|path| !path.exists()));
         std::os::unix::fs::symlink(&log, &elsewhere).unwrap();
         bring();
-        assert!(put(&come, &elsewhere).is_err());
+        assert!(put(&come, Some(&elsewhere)).is_err());
         assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
     }
 }

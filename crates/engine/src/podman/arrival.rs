@@ -15,9 +15,10 @@ use super::command::Call;
 use super::definition::{Definition, Here};
 use super::{Podman, RUNTIME, settings};
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, EngineError, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, OutputPipes, RestoreRequest, io_error,
 };
 use crate::foreign::landing::{self, Landing, Prepared};
+use crate::foreign::log;
 use crate::foreign::record::Record;
 use crate::foreign::{Keeps, LONG, instructions};
 use crate::processes::process;
@@ -164,6 +165,8 @@ impl BegunRestore for Begun {
         }
         let (kept, _) = podman.kept(&request.config)?;
         let settings = podman.care.place(&kept.id).join(SETTINGS);
+        let [_, log] = log::files(Keeper::Podman, &kept.id, landing.bundle());
+        landing.put_log(Some(&log));
         let landed = landing.go_on(Some(definition.spec()))?;
         let name = &request.config.name;
         let call = Call { name, action: "restore", words: Vec::new(), settings: Some(&settings) };

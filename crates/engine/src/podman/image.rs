@@ -20,7 +20,7 @@ use super::Podman;
 use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
-use crate::foreign::archive::{BLOBS, Pieces, SILENT, Timely, oci_layout, without, without_names};
+use crate::foreign::archive::{BLOBS, PREPARED, Pieces, SILENT, Timely, oci_layout, without, without_names};
 use crate::foreign::making::PULL;
 
 /// Most layers that a node is believed to have.
@@ -113,7 +113,7 @@ impl Podman {
         let mut child = child.map_err(|error| self.not_started(&call, &error))?;
         let saving = tokio::task::spawn_blocking(move || {
             let mut pieces = Pieces::new(to);
-            let sent = match child.stdout.take().map(|archive| Timely::new(archive, SILENT)) {
+            let sent = match child.stdout.take().map(|archive| Timely::new(archive, (PREPARED, SILENT))) {
                 Some(archive) if is_oci => filter(archive, &without, &mut pieces),
                 Some(archive) => oci_layout(archive, &without, &mut pieces),
                 None => Ok(()),

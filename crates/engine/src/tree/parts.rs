@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::item::{End, Entry, Item, Kind, Remove};
-use super::send::{self, Looked, Sent};
-use super::{BlockHash, Listing, TreeError};
+use super::send::{self, Sent};
+use super::{BlockHash, Listing, Looked, TreeError, Wanted};
 
 /// The mode of a directory that is in none of those here.
 const MADE_MODE: u32 = 0o755;
@@ -306,16 +306,17 @@ impl TreeSender {
     }
 
     /// What a receiver would lack that has had all there was at the last look, or when a round was [supposed](Self::suppose)
-    /// to have come. Nothing is sent. Where [blocks](Self::by_blocks) are, the files that have changed are read, and only
-    /// blocks that differ count; of a file that has changed for the first time, what it has grown. Where more than `most`
-    /// bytes of a directory would have to be read, none are, and it tells how many at most would be lacking.
-    pub fn look(&mut self, most: u64) -> Result<Looked, TreeError> {
+    /// to have come. Nothing is sent. Where [blocks](Self::by_blocks) are, the files that have changed are read while that is
+    /// `wanted`, and only blocks that differ count; of a file that has changed for the first time, what it has grown. Where
+    /// more than `most` bytes would have to be read, the rest is not, and it tells how many at most would be lacking.
+    pub fn look(&mut self, most: u64, wanted: &Wanted) -> Result<Looked, TreeError> {
         let mut all = Looked { is_read: true, ..Looked::default() };
         for part in &mut self.parts {
-            let looked = part.sender.look(most);
+            let looked = part.sender.look(most.saturating_sub(all.read), wanted);
             let looked = looked.map_err(|error| part.of(error))?;
             all.bytes = all.bytes.saturating_add(looked.bytes);
             all.names = all.names.saturating_add(looked.names);
+            all.read = all.read.saturating_add(looked.read);
             all.is_read &= looked.is_read;
         }
         Ok(all)

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, Known, SMALLEST_FILE};
+use super::blocks::{Beginning, Beginnings, BlockHash, Blocks, Known};
 use super::content::{Comparing, Reader};
 use super::item::{End, Entry, Hold, Item, Kind, Remove, Xattr};
 use super::listing::Listing;
@@ -36,24 +36,13 @@ pub struct Sent {
     pub unsettled: Vec<Vec<u8>>,
 }
 
-/// What has changed in a tree between two looks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Looked {
-    /// Bytes of content that would have to be sent; at most so many where the files were not read.
-    pub bytes: u64,
-    /// Names that would have to be sent or removed.
-    pub names: u64,
-    /// Whether the files were read.
-    pub is_read: bool,
-}
-
 /// A tree that is sent in rounds: keeps what the receiver has.
 #[derive(Debug)]
 pub(super) struct TreeSender {
-    root: PathBuf,
-    last: Option<Snapshot>,
+    pub(super) root: PathBuf,
+    pub(super) last: Option<Snapshot>,
     /// What the receiver has of files, where it takes parts of them.
-    known: Option<Known>,
+    pub(super) known: Option<Known>,
     /// Whether the receiver's tree outlives the conversation.
     lasts: bool,
     /// What the receiver says that it has, where nothing has been sent yet.
@@ -65,7 +54,7 @@ pub(super) struct TreeSender {
 /// A round that is known but not sent.
 #[derive(Debug)]
 pub(super) struct Round {
-    snapshot: Snapshot,
+    pub(super) snapshot: Snapshot,
     /// What will be sent.
     pub(super) changes: Changes,
     /// How many bytes of content the receiver lacks; of a frozen tree at most so many.
@@ -139,36 +128,9 @@ impl TreeSender {
     pub(super) fn next_round(&self, frozen: bool) -> Result<Round, TreeError> {
         let mut round = self.find_round(frozen)?;
         if let Some(known) = self.known.as_ref().filter(|_| !frozen) {
-            round.bytes = self.missing(known, &round.changes, |_| None)?;
+            round.bytes = self.missing(known, &round.changes)?;
         }
         Ok(round)
-    }
-
-    /// As if a round had been sent and had come.
-    pub(super) fn suppose(&mut self, round: Round) {
-        self.last = Some(round.snapshot);
-    }
-
-    /// What a receiver would lack that has had all there was at the last look. See [`super::TreeSender::look`].
-    pub(super) fn look(&mut self, most: u64) -> Result<Looked, TreeError> {
-        let round = self.find_round(false)?;
-        let changes = &round.changes;
-        let names = changes.entries().saturating_add(changes.removals());
-        if round.bytes > most {
-            return Ok(Looked { bytes: round.bytes, names, is_read: false });
-        }
-        let mut bytes = round.bytes;
-        if let Some(known) = &self.known {
-            // A move would know the blocks of these by now.
-            let grown = |path: &[u8]| {
-                let now = changes.changed.get(path).filter(|now| now.size >= SMALLEST_FILE)?;
-                let was = self.last.as_ref()?.record(path).filter(|was| was.inode == now.inode)?;
-                Some(now.size.saturating_sub(was.size))
-            };
-            bytes = self.missing(known, changes, grown)?;
-        }
-        self.send(round, &mut |_| Ok::<_, io::Error>(()))?;
-        Ok(Looked { bytes, names, is_read: true })
     }
 
     /// As [`TreeSender::next_round`], where nobody asks how many bytes will cross, which takes reading all changed files: the
@@ -185,14 +147,8 @@ impl TreeSender {
         Ok(Round { snapshot, changes, bytes })
     }
 
-    /// Compares the changed files with what the receiver has: how many bytes of content it lacks. `otherwise` tells that of
-    /// files of which nothing is known, or they are whole.
-    fn missing(
-        &self,
-        known: &Known,
-        changes: &Changes,
-        otherwise: impl Fn(&[u8]) -> Option<u64>,
-    ) -> Result<u64, TreeError> {
+    /// Compares the changed files with what the receiver has: how many bytes of content it lacks.
+    fn missing(&self, known: &Known, changes: &Changes) -> Result<u64, TreeError> {
         let top = open_source(&self.root)?;
         let mut missing = HashMap::new();
         for (path, there) in known.of_changed(changes) {
@@ -228,7 +184,7 @@ impl TreeSender {
                 }
             }
         }
-        Ok(changes.bytes_but_for(|path| missing.get(path).copied().or_else(|| otherwise(path))))
+        Ok(changes.bytes_but_for(|path| missing.get(path).copied()))
     }
 
     /// Sends a round; after an error the receiver's copy is useless, but where it [lasts](Self::lasting).

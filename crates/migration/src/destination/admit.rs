@@ -12,7 +12,7 @@ use godwit_engine::{Keeper, OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_memory::pager::fills_shared;
 use godwit_names::{VolumeName, is_name};
 
-use super::room::{disk_bytes, lacks_room};
+use super::room::{lacks_room, needed};
 use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
@@ -155,8 +155,16 @@ async fn examine(
         Err(objections) => (None, objections),
     };
     reasons.extend(machine_objections(local, &service, open));
-    reasons
-        .extend(open.needs.iter().flat_map(|needs| needs.objections(std::path::Path::new("/"), &local.node)));
+    if let Some(needs) = &open.needs {
+        // An engine that has made no container yet has not loaded its own.
+        if service.kept.is_some()
+            && let Some(profile) = needs.lacks_profile(Path::new("/"))
+            && let Err(error) = local.engine.load_profile(&local.config(&service), profile).await
+        {
+            tracing::warn!(service = %service.name, error = &error as &dyn std::error::Error, "its AppArmor profile cannot be loaded");
+        }
+        reasons.extend(needs.objections(Path::new("/"), &local.node));
+    }
     if let Some(needs) = &open.needs {
         let own = local.config(&service).cgroup;
         // An engine chooses the cgroup when it makes a container, below one of these unless it is told otherwise.
@@ -442,7 +450,7 @@ pub(super) async fn admit(
     };
     let files = local.kept_files.hold(&service, link.node()).await;
     let of_it = files.as_ref().map_or(0, Held::bytes);
-    let more = disk_bytes(&missing, open.tree_bytes).saturating_sub(of_it);
+    let more = needed(&service, &open, (&missing, &engine_layers)).saturating_sub(of_it);
     if more > local.store.available_bytes()? {
         local.kept_files.give_up_but(&service.id).await;
     }

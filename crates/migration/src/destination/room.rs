@@ -1,6 +1,7 @@
 //! Whether there is room on the disk for a service's layers and files: on that of its engine, if another one keeps it.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::DestinationError;
@@ -16,39 +17,47 @@ pub(super) async fn lacks_room(
     local: &NodeResources,
     service: &Service,
     open: &Open,
-    (missing, engine_layers): (&[Layer], &[String]),
+    layers: (&[Layer], &[String]),
 ) -> Result<Option<String>, DestinationError> {
     let config = local.config(service);
-    let storage = match &service.kept {
-        None => None,
-        Some(kept) => match local.engine.storage(&config).await {
-            Ok(storage) => storage.map(|storage| (kept.keeper.title(), storage)),
-            Err(error) => return Ok(Some(crate::error_chain(&error))),
-        },
-    };
-    let (free, needed, disk) = match storage {
-        None => {
-            let free = local.store.available_bytes()?;
-            (free, disk_bytes(missing, open.tree_bytes), "its disk".to_owned())
-        }
-        Some((engine, storage)) => {
-            let needed = engine_bytes(missing, engine_layers, open.tree_bytes);
-            let disk = format!("the disk of {engine} there ({})", storage.display());
-            match free_bytes(&storage) {
-                Ok(free) => (free, needed, disk),
+    let needed = needed(service, open, layers);
+    let kept = local.kept_files.bytes();
+    let (free, disk) = match &service.kept {
+        None => (local.store.available_bytes()?.saturating_add(kept), "its disk".to_owned()),
+        Some(of) => {
+            let storage = match local.engine.storage(&config).await {
+                Ok(storage) => storage.unwrap_or_else(|| local.layout.state.clone()),
+                Err(error) => return Ok(Some(crate::error_chain(&error))),
+            };
+            let disk = format!("the disk of {} there ({})", of.keeper.title(), storage.display());
+            let asked =
+                || Ok::<_, io::Error>((free_bytes(&storage)?, is_one_disk(&storage, &local.layout.state)?));
+            match asked() {
+                Ok((free, is_one)) => (free.saturating_add(if is_one { kept } else { 0 }), disk),
                 Err(error) => return Ok(Some(format!("{disk} does not tell its free space: {error}"))),
             }
         }
     };
-    // What was sent ahead gives way, or is a part of what comes.
-    let free = free.saturating_add(local.kept_files.bytes());
     let lacks =
         || format!("{disk} has {} MiB free and {} MiB are needed", free >> 20, needed.div_ceil(1 << 20));
+    // What was sent ahead gives way, or is a part of what comes: so it counts as free.
     Ok((needed > free).then(lacks))
 }
 
+/// Bytes of disk that it needs.
+pub(super) fn needed(service: &Service, open: &Open, (missing, engine_layers): (&[Layer], &[String])) -> u64 {
+    match service.kept {
+        None => disk_bytes(missing, open.tree_bytes),
+        Some(_) => engine_bytes(missing, engine_layers, open.tree_bytes),
+    }
+}
+
+fn is_one_disk(one: &Path, other: &Path) -> io::Result<bool> {
+    Ok(one.metadata()?.dev() == other.metadata()?.dev())
+}
+
 /// What an offer needs where godwit itself has the layers.
-pub(super) fn disk_bytes(missing: &[Layer], tree_bytes: u64) -> u64 {
+fn disk_bytes(missing: &[Layer], tree_bytes: u64) -> u64 {
     let layers = missing.iter().map(|layer| layer.bytes.saturating_mul(LAYER_COPIES));
     layers.fold(tree_bytes, u64::saturating_add)
 }

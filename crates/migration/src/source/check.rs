@@ -16,7 +16,7 @@ use godwit_policy::converge::Goals;
 use godwit_policy::curve::{Curve, Look};
 use godwit_policy::outlook::{Known, Outlook, foresee};
 
-use super::file_looks::FileLooks;
+use super::file_looks::{Changing, FileLooks};
 use super::layers::Lacking;
 use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
@@ -199,8 +199,15 @@ impl Source {
         };
         let files = FileLooks::new(tree, round, self.logs().await?);
         let (looks, link, changing) = tokio::join!(self.looks(&plan), measure(link), self.changing(files));
-        let ((looks, warning), changing) = (looks?, changing?);
+        let (looks, warning) = looks?;
         findings.warnings.extend(warning);
+        let changing = changing.unwrap_or_else(|error| {
+            findings.warnings.push(format!(
+                "what of its files changes is not in the forecast: {}",
+                crate::error_chain(&error)
+            ));
+            Changing::unknown()
+        });
         if let Some(bytes) = changing.unread {
             findings.warnings.push(format!(
                 "files of {} MiB change, too much to look at: what of them crosses while it is frozen is not in the forecast",
@@ -225,7 +232,17 @@ impl Source {
                 None => link.bandwidth,
             };
             let files = changing.files(file_bytes);
-            foresee(&Known { mode: plan.mode, goals, populated, writes, files, bandwidth, fixed })
+            let file_bandwidth = link.bandwidth;
+            foresee(&Known {
+                mode: plan.mode,
+                goals,
+                populated,
+                writes,
+                files,
+                file_bandwidth,
+                bandwidth,
+                fixed,
+            })
         });
         if let Some(outlook) = &outlook {
             tell_of(outlook, &plan, findings);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_engine::tree::{BlockHash, Round, TreeSender};
+use godwit_engine::tree::{BlockHash, Round, TreeSender, Wanted};
 use godwit_memory::PAGE_SIZE;
 use godwit_policy::curve::{Curve, Look};
 use godwit_policy::files::Files;
@@ -16,7 +16,7 @@ use crate::page_hash::PageKey;
 const LOOKS: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(250), Duration::from_millis(750)];
 
-/// No more than this is read of the changed files of a directory, bytes.
+/// No more than this is read of the files that change, at each look, bytes.
 const MOST_READ: u64 = 1 << 30;
 
 /// Files that grow are taken to go on as they do for so long, seconds: a bound of what can change of them.
@@ -38,6 +38,8 @@ pub(super) struct Changing {
     comparing: Duration,
     /// Bytes of files that change, where they are too many to be read.
     pub(super) unread: Option<u64>,
+    /// Whether the looks have failed.
+    is_unknown: bool,
 }
 
 impl FileLooks {
@@ -46,11 +48,18 @@ impl FileLooks {
         let key = PageKey::random();
         let mut tree = tree.by_blocks(BlockHash::new(move |block| key.hash_block(block)));
         tree.suppose(round);
-        Self { tree, log }
+        // All of it grows, however little of it moves.
+        Self { tree, log: log.latest(u64::MAX) }
     }
 }
 
 impl Changing {
+    /// Nothing is known.
+    pub(super) fn unknown() -> Self {
+        let comparing = Duration::ZERO;
+        Self { looks: Vec::new(), bytes: 0, grown: 0, comparing, unread: None, is_unknown: true }
+    }
+
     /// As a move meets them that has `first` to send before all else, in bytes.
     pub(super) fn files(&self, first: u64) -> Files {
         let time: Duration = self.looks.iter().map(|look| look.time).sum();
@@ -61,7 +70,8 @@ impl Changing {
 
     /// Bytes that change in a second.
     pub(super) fn bytes_per_second(&self) -> Option<f64> {
-        self.unread.is_none().then(|| self.files(0).writes.bytes_per_second())
+        let is_known = self.unread.is_none() && !self.is_unknown;
+        is_known.then(|| self.files(0).writes.bytes_per_second())
     }
 }
 
@@ -74,19 +84,20 @@ impl Source {
     /// Looks at them again and again.
     pub(super) async fn changing(&self, files: FileLooks) -> Result<Changing, SourceError> {
         let FileLooks { mut tree, mut log } = files;
-        let comparing = Duration::ZERO;
-        let mut changing = Changing { looks: Vec::new(), bytes: 0, grown: 0, comparing, unread: None };
+        let mut changing = Changing { is_unknown: false, ..Changing::unknown() };
         let (mut before, mut looked) = (None::<(u64, u64)>, Instant::now());
         for time in LOOKS {
             tokio::time::sleep(time).await;
             let begun = Instant::now();
-            let looking = self.jobs.run(move |_| {
-                let (found, of_log) = (tree.look(MOST_READ)?, log.left()?);
-                Ok::<_, SourceError>((tree, log, found, of_log))
+            let looking = self.jobs.run(move |wanted| {
+                let wanted = Wanted::new(move || wanted.is());
+                let found = tree.look(MOST_READ, &wanted)?;
+                let comparing = begun.elapsed();
+                let of_log = log.left()?;
+                Ok::<_, SourceError>((tree, log, (found, comparing, of_log)))
             });
             let (found, of_log);
-            (tree, log, found, of_log) = looking.await??;
-            changing.comparing = begun.elapsed();
+            (tree, log, (found, changing.comparing, of_log)) = looking.await??;
             if !found.is_read {
                 changing.unread = Some(found.bytes);
                 changing.looks.clear();

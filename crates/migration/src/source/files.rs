@@ -65,7 +65,7 @@ impl Files {
 
     /// For the last round: the tree, and the log.
     pub(super) fn split(self) -> (tree::TreeSender, Log) {
-        (self.tree, self.log)
+        (self.tree, Log(self.log.0.ending()))
     }
 
     /// While the service runs: sends what has changed since the last round, if that pays.

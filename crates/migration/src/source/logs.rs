@@ -91,6 +91,11 @@ impl Logs {
         Self { paths, there: None, begun: false, most: u64::MAX, sent: 0 }
     }
 
+    /// It is not begun anew any more: somebody waits.
+    pub(super) fn ending(self) -> Self {
+        Self { sent: 0, ..self }
+    }
+
     /// Only its latest lines, about so many bytes.
     pub(super) fn latest(self, most: u64) -> Self {
         Self { most, ..self }
@@ -156,9 +161,14 @@ impl Logs {
         let is_it = |file: &File| Ok::<_, io::Error>(same(file, there)? && length(file)? >= *sent);
         let is_few = |bytes: u64| self.sent.saturating_add(bytes) <= self.most.saturating_mul(ANEW);
         Ok(match (older, log) {
-            (_, Some(log)) if is_it(&log)? && is_few(length(&log)? - sent) => Way::Rest(log, *sent),
+            (_, Some(log)) if is_it(&log)? && is_few(length(&log)?.saturating_sub(*sent)) => {
+                Way::Rest(log, *sent)
+            }
             (Some(older), log)
-                if is_it(&older)? && is_few(length(&older)? - sent + log.as_ref().map_or(Ok(0), length)?) =>
+                if is_it(&older)?
+                    && is_few(
+                        length(&older)?.saturating_sub(*sent) + log.as_ref().map_or(Ok(0), length)?,
+                    ) =>
             {
                 Way::Rotated(older, *sent, log)
             }

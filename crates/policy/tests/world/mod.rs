@@ -136,6 +136,7 @@ impl World {
             files: Files { bytes: 1 << 20, writes: curve(4, 256), comparing: Duration::from_millis(2) },
             link: Link {
                 bandwidth: Bandwidth::new(98e6).unwrap(),
+                of_pages: Bandwidth::new(98e6).unwrap(),
                 ratio: WireRatio::new(1.0).unwrap(),
                 round_trip: Duration::from_millis(2),
             },

@@ -6,19 +6,25 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// An engine that yields nothing of an archive for so long hangs: what it prepares it has prepared by then.
+/// An engine that yields nothing of an archive for so long hangs.
 pub(crate) const SILENT: Duration = Duration::from_secs(300);
+
+/// For so long it may prepare an archive before it yields anything of it: it copies the whole image.
+pub(crate) const PREPARED: Duration = Duration::from_secs(1800);
 
 /// Reads what comes within a time.
 #[derive(Debug)]
 pub(crate) struct Timely<R> {
     from: R,
     limit: Duration,
+    /// Once it has yielded something.
+    later: Duration,
 }
 
 impl<R: Read + AsFd> Timely<R> {
-    pub(crate) fn new(from: R, limit: Duration) -> Self {
-        Self { from, limit }
+    /// The first of it has to come within one time, and each next piece within another.
+    pub(crate) fn new(from: R, (first, later): (Duration, Duration)) -> Self {
+        Self { from, limit: first, later }
     }
 }
 
@@ -33,7 +39,10 @@ impl<R: Read + AsFd> Read for Timely<R> {
                 let silent = format!("it has written nothing for {} s", self.limit.as_secs());
                 Err(io::Error::new(io::ErrorKind::TimedOut, silent))
             }
-            _ => self.from.read(buffer),
+            _ => {
+                self.limit = self.later;
+                self.from.read(buffer)
+            }
         }
     }
 }
@@ -48,11 +57,10 @@ mod tests {
     #[test]
     fn what_comes_in_time_is_read_and_what_does_not_is_an_error() {
         let (from, mut to) = std::io::pipe().unwrap();
-        let mut timely = Timely::new(from, Duration::from_secs(600));
+        let mut timely = Timely::new(from, (Duration::from_secs(600), Duration::from_millis(10)));
         to.write_all(b"part").unwrap();
         let mut buffer = [0; 9];
         assert_eq!(timely.read(&mut buffer).unwrap(), 4);
-        timely.limit = Duration::from_millis(10);
         assert_eq!(timely.read(&mut buffer).unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(to);
         assert_eq!(timely.read(&mut buffer).unwrap(), 0);

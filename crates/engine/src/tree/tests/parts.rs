@@ -99,9 +99,10 @@ fn looks_tell_what_has_changed_and_nothing_is_sent() {
     let first = sender.next_round(false).unwrap();
     assert_eq!(first.bytes, 2 * (SIZE as u64 + 1000));
     sender.suppose(first);
+    let wanted = Wanted::new(|| true);
     // Small files count each time that they may have changed since: those written a moment before a look, too.
     let look = |sender: &mut TreeSender, changed: u64| {
-        let looked = sender.look(u64::MAX).unwrap();
+        let looked = sender.look(u64::MAX, &wanted).unwrap();
         assert!(
             looked.is_read && (changed..=changed + 2000).contains(&looked.bytes),
             "{looked:?}, {changed}"
@@ -121,9 +122,11 @@ fn looks_tell_what_has_changed_and_nothing_is_sent() {
     // Another file takes its place.
     fs::write(other.join("next"), content(1, SIZE)).unwrap();
     fs::rename(other.join("next"), other.join("database")).unwrap();
-    let looked = sender.look(u64::MAX).unwrap();
+    let looked = sender.look(u64::MAX, &wanted).unwrap();
     assert!(looked.bytes < SIZE as u64 / 2, "most of it has the same blocks: {looked:?}");
-    let unread = sender.look(1000).unwrap();
+    let unread = sender.look(1000, &wanted).unwrap();
     assert!(!unread.is_read && unread.bytes >= SIZE as u64, "{unread:?}");
     assert_eq!(fs::read_dir(&pair.copy).unwrap().count(), 0);
+    let error = sender.look(u64::MAX, &Wanted::new(|| false)).unwrap_err();
+    assert!(error.to_string().contains("database"), "{error}");
 }
