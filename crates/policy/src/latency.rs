@@ -12,8 +12,7 @@
 
 use std::time::Duration;
 
-use crate::quantity::{bounded, seconds};
-use crate::samples::median;
+use crate::quantity::{bounded, median, seconds};
 
 /// One measured latency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -107,6 +107,12 @@ impl Moment {
     }
 }
 
+/// The middle one, of two the longer.
+pub(crate) fn median(mut times: Vec<Duration>) -> Option<Duration> {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

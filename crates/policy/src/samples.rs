@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::latency::Reading;
-use crate::quantity::{Moment, bounded};
+use crate::quantity::{Moment, bounded, median};
 
 /// Samples that are kept.
 const KEPT: usize = 5;
@@ -54,12 +54,6 @@ impl Samples {
         let deviation = bounded(apart).mul_f64(1.48).max(latency / LEAST);
         Some(Reading { latency, deviation, age: now.since(newest) })
     }
-}
-
-/// The middle one, of two the longer.
-pub(crate) fn median(mut times: Vec<Duration>) -> Option<Duration> {
-    times.sort_unstable();
-    times.get(times.len() / 2).copied()
 }
 
 #[cfg(test)]
