@@ -18,6 +18,7 @@ mod settings;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +32,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
     RestoreRequest, VolumePlace, io_error,
 };
+use crate::foreign::landing;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -294,19 +296,30 @@ impl Keeps for Podman {
         if !profile.starts_with(PROFILE) {
             return Ok(());
         }
-        let empty = self.config.run.join("empty");
-        fs::create_dir_all(&empty)
-            .map_err(|source| io_error(name, format!("make the directory {}", empty.display()), source))?;
-        // It never starts: Podman loads the profile when it makes a container.
+        let waiting = landing::in_storage(&self.storage(name).await?.root);
+        let made = || {
+            fs::create_dir_all(&waiting)?;
+            let root = tempfile::tempdir_in(&waiting)?;
+            let program = root.path().join("none");
+            fs::write(&program, "")?;
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+            Ok(root)
+        };
+        let root = made()
+            .map_err(|source| io_error(name, format!("make a root in {}", waiting.display()), source))?;
+        // It never runs: Podman loads the profile when it makes a container ready to start.
         let create =
             ["create", "--rootfs", "--network=none", "--label=godwit.profile=", "--"].map(OsStr::new);
-        let words = create.into_iter().chain([empty.as_os_str(), OsStr::new("/none")]).collect();
+        let words = create.into_iter().chain([root.path().as_os_str(), OsStr::new("/none")]).collect();
         let action = "have its AppArmor profile loaded for";
-        let made = self.call(&Call { name, action, words, settings: None }, SHORT).await?;
-        let id = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+        let created = self.call(&Call { name, action, words, settings: None }, SHORT).await?;
+        let id = String::from_utf8_lossy(&created.stdout).trim().to_owned();
+        let words = ["init", "--", &id].map(OsStr::new).to_vec();
+        let loaded = self.call(&Call { name, action, words, settings: None }, SHORT).await;
         let words = ["rm", "--force", "--", &id].map(OsStr::new).to_vec();
         let action = "remove what has loaded the AppArmor profile of";
-        self.call(&Call { name, action, words, settings: None }, SHORT).await.map(drop)
+        self.call(&Call { name, action, words, settings: None }, SHORT).await?;
+        loaded.map(drop)
     }
 
     async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {

@@ -47,7 +47,7 @@ pub(super) fn waiting_in(storage: &Path, token: &str) -> PathBuf {
 }
 
 /// What of an engine's storage is godwit's.
-pub(super) fn in_storage(storage: &Path) -> PathBuf {
+pub(crate) fn in_storage(storage: &Path) -> PathBuf {
     storage.join("godwit")
 }
 
