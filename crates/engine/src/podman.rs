@@ -13,12 +13,11 @@ mod health;
 mod image;
 mod limits;
 mod making;
+mod profile;
 mod settings;
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +31,6 @@ use crate::container::{
     BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
     RestoreRequest, VolumePlace, io_error,
 };
-use crate::foreign::landing;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -48,9 +46,6 @@ const RUNTIME: &str = "runc";
 
 /// After so long Podman is helped to end a container: by then it has begun to.
 const HELP: Duration = Duration::from_secs(5);
-
-/// What the name of the AppArmor profile begins with that Podman gives containers; a release follows.
-const PROFILE: &str = "containers-default-";
 
 /// Which programs to use, and where.
 #[derive(Debug, Clone)]
@@ -293,33 +288,10 @@ impl Keeps for Podman {
     }
 
     async fn load_own_profile(&self, name: &ServiceName, profile: &str) -> Result<(), EngineError> {
-        if !profile.starts_with(PROFILE) {
-            return Ok(());
+        match profile.starts_with(profile::OWN) {
+            true => self.load_profile(name).await,
+            false => Ok(()),
         }
-        let waiting = landing::in_storage(&self.storage(name).await?.root);
-        let made = || {
-            fs::create_dir_all(&waiting)?;
-            let root = tempfile::tempdir_in(&waiting)?;
-            let program = root.path().join("none");
-            fs::write(&program, "")?;
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-            Ok(root)
-        };
-        let root = made()
-            .map_err(|source| io_error(name, format!("make a root in {}", waiting.display()), source))?;
-        // It never runs: Podman loads the profile when it makes a container ready to start.
-        let create =
-            ["create", "--rootfs", "--network=none", "--label=godwit.profile=", "--"].map(OsStr::new);
-        let words = create.into_iter().chain([root.path().as_os_str(), OsStr::new("/none")]).collect();
-        let action = "have its AppArmor profile loaded for";
-        let created = self.call(&Call { name, action, words, settings: None }, SHORT).await?;
-        let id = String::from_utf8_lossy(&created.stdout).trim().to_owned();
-        let words = ["init", "--", &id].map(OsStr::new).to_vec();
-        let loaded = self.call(&Call { name, action, words, settings: None }, SHORT).await;
-        let words = ["rm", "--force", "--", &id].map(OsStr::new).to_vec();
-        let action = "remove what has loaded the AppArmor profile of";
-        self.call(&Call { name, action, words, settings: None }, SHORT).await?;
-        loaded.map(drop)
     }
 
     async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {

@@ -209,7 +209,16 @@ impl Podman {
 
     /// Makes a call, and waits for its end.
     pub(super) async fn call(&self, call: &Call<'_>, limit: Duration) -> Result<Output, EngineError> {
-        let mut command = self.command(call);
+        self.end(call, self.command(call), limit).await
+    }
+
+    /// Waits for the end of a call that is made by this command.
+    pub(super) async fn end(
+        &self,
+        call: &Call<'_>,
+        mut command: Command,
+        limit: Duration,
+    ) -> Result<Output, EngineError> {
         let under_way = command.kill_on_drop(true).output();
         match tokio::time::timeout(limit, under_way).await {
             Ok(Ok(output)) if output.status.success() => Ok(output),
