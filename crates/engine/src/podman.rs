@@ -73,6 +73,7 @@ pub struct Podman {
     path_variable: OsString,
     care: Care,
     storage: Arc<OnceCell<Storage>>,
+    profile_loads: Arc<profile::Attempts>,
 }
 
 impl Podman {
@@ -82,7 +83,8 @@ impl Podman {
         let path_variable = path_variable(&config.criu, config.programs.as_deref());
         let processes = Processes { criu: config.criu.clone() };
         let care = Care::new(Keeper::Podman, config.run.clone(), processes);
-        Self { config, path_variable, care, storage: Arc::default() }
+        let profile_loads = Arc::default();
+        Self { config, path_variable, care, storage: Arc::default(), profile_loads }
     }
 
     /// What a configuration says of a container in Podman.

@@ -205,5 +205,9 @@ pub fn gain(delta: f64, dwell: Duration, total: Duration) -> f64 {
     if dwell == 0.0 {
         return 0.0;
     }
+    // What is worse there is so however long the move takes.
+    if delta <= 0.0 {
+        return delta * dwell;
+    }
     delta * dwell * (-total / dwell).exp()
 }

@@ -85,7 +85,7 @@ pub enum Reason {
     Frozen {
         /// In the last hour.
         spent: Duration,
-        /// By this move.
+        /// By this move, at most.
         needed: Duration,
         /// The most in an hour.
         most: Duration,
@@ -281,8 +281,8 @@ impl Decider<'_> {
 
     /// What speaks against a move to this node.
     fn against(&self, node: &Assessment) -> Vec<Reason> {
-        let (cost, forecast, budgets) =
-            (node.priced.cost.total(), &node.priced.forecast, &self.rules.budgets);
+        let (cost, budgets) = (node.priced.cost.total(), &self.rules.budgets);
+        let (forecast, upper) = (&node.priced.forecast, node.priced.upper);
         if node.delta <= 0.0 {
             return vec![Reason::NoBetter { delta: node.delta }];
         }
@@ -298,8 +298,8 @@ impl Decider<'_> {
             reasons.push(Reason::Unpaid { suffered: node.debt, needed: DEBT * cost, left });
         }
         let spent: Duration = self.state.recent(self.now).map(|made| made.frozen).sum();
-        if spent + forecast.frozen > budgets.frozen {
-            reasons.push(Reason::Frozen { spent, needed: forecast.frozen, most: budgets.frozen });
+        if spent + upper > budgets.frozen {
+            reasons.push(Reason::Frozen { spent, needed: upper, most: budgets.frozen });
         }
         if let Some(last) = self.state.last() {
             let rest = last.took.max(forecast.total).saturating_mul(budgets.rest);

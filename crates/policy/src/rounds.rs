@@ -98,6 +98,8 @@ impl Copying<'_> {
         copied.all.push(round(self.first, Duration::ZERO));
         // In thousandths, as the share of its CPU is halved.
         let mut share = 1000;
+        // Since the last round.
+        let mut waited = Duration::ZERO;
         loop {
             let next = decide(&copied.all, self.fixed, &self.goals);
             // No user waits for more.
@@ -130,9 +132,10 @@ impl Copying<'_> {
                         copied.slowed = bounded(copied.slowed + slowed(since));
                         if most || end == End::Follow {
                             // What it writes meanwhile is left, too.
-                            let meanwhile = written(since);
-                            copied.written += meanwhile;
-                            copied.left = copied.left.max(whole(meanwhile));
+                            waited = bounded(waited + since);
+                            let round = copied.all.last().map_or(Duration::ZERO, |last| last.since);
+                            copied.written += written(since);
+                            copied.left = copied.left.max(whole(written(bounded(round + waited))));
                             continue;
                         }
                     }
@@ -153,6 +156,7 @@ impl Copying<'_> {
             copied.slowed = bounded(copied.slowed + slowed(took));
             copied.left = whole(found);
             copied.all.push(round(copied.left, since));
+            waited = Duration::ZERO;
         }
     }
 

@@ -133,7 +133,12 @@ impl State {
         self.moves.retain(|made| now.since(made.at) < HOUR || last == Some(*made));
         // A wait is remembered for as long again, so that the next one doubles.
         self.waits.retain(|wait| now.since(wait.since) < wait.length * 2);
-        let passed = self.decided.map_or(Duration::ZERO, |decided| now.since(decided).min(STEP));
+        let passed = self.decided.map_or(Duration::ZERO, |decided| now.since(decided));
+        if passed > STEP {
+            // What was lost meanwhile was not measured.
+            self.over = None;
+        }
+        let passed = passed.min(STEP);
         self.decided = Some(now);
         self.moves.drain(..self.moves.len().saturating_sub(MOST));
         self.waits.drain(..self.waits.len().saturating_sub(MOST));

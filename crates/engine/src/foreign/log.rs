@@ -22,25 +22,34 @@ pub(crate) fn files(keeper: Keeper, id: &str, directory: &Path) -> [PathBuf; 2] 
     [older.into(), log]
 }
 
-/// Puts what has come, in this order, into the file of the engine's, and removes it. Nothing is put where the engine has no
-/// such file, as with other drivers.
+/// Puts what has come, in this order, into the file of the engine's, and removes it in any case. Nothing is put where the
+/// engine has no such file, as with other drivers.
 pub(crate) fn put(come: &[PathBuf; 2], log: Option<&Path>) -> io::Result<()> {
+    let put = append(come, log);
+    for path in come {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    put
+}
+
+fn append(come: &[PathBuf; 2], log: Option<&Path>) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let opened = log.map(|log| options.append(true).custom_flags(libc::O_NOFOLLOW).open(log));
     let mut to = match opened.transpose() {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         opened => opened?,
     };
+    let Some(to) = &mut to else { return Ok(()) };
     for path in come {
         let mut from = match File::open(path) {
             Ok(opened) => opened,
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        if let Some(to) = &mut to {
-            io::copy(&mut from, to)?;
-        }
-        fs::remove_file(path)?;
+        io::copy(&mut from, to)?;
     }
     Ok(())
 }
@@ -80,7 +89,7 @@ mod tests {
         assert!(!elsewhere.exists() && come.iter().all(|path| !path.exists()));
         std::os::unix::fs::symlink(&log, &elsewhere).unwrap();
         bring();
-        assert!(put(&come, Some(&elsewhere)).is_err());
+        assert!(put(&come, Some(&elsewhere)).is_err() && come.iter().all(|path| !path.exists()));
         assert_eq!(fs::read_to_string(&log).unwrap(), "one\ntwo\nthree\n");
     }
 }

@@ -1,7 +1,7 @@
 //! What changes in a tree while nothing of it is sent: the files that change are read, so that the next look knows which of
 //! their blocks do. Nothing is written back, and nobody else notices.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::Path;
 
@@ -69,10 +69,12 @@ impl Learning<'_> {
     fn all(&mut self, snapshot: &Snapshot, changes: &Changes) -> Result<HashMap<Vec<u8>, u64>, TreeError> {
         let mut begun = self.known.begin(snapshot, changes);
         let mut missing = HashMap::new();
-        let large = changes
-            .changed
-            .iter()
-            .filter(|(_, record)| record.file_type == FileType::RegularFile && record.size >= SMALLEST_FILE);
+        // Of a file with several names one is read.
+        let mut seen = HashSet::new();
+        let large = changes.changed.iter().filter(|(_, record)| {
+            let is_file = record.file_type == FileType::RegularFile;
+            is_file && record.size >= SMALLEST_FILE && seen.insert(record.inode)
+        });
         for (path, _) in large {
             let beginning = begun.of.remove(path).unwrap_or_default();
             match self.file(path, &beginning) {

@@ -156,8 +156,9 @@ async fn examine(
     };
     reasons.extend(machine_objections(local, &service, open));
     if let Some(needs) = &open.needs {
-        // An engine that has made no container yet has not loaded its own.
-        if service.kept.is_some()
+        // An engine that has made no container yet has not loaded its own. Nothing is done for what is refused in any case.
+        if reasons.is_empty()
+            && service.kept.is_some()
             && let Some(profile) = needs.lacks_profile(Path::new("/"))
             && let Err(error) = local.engine.load_profile(&local.config(&service), profile).await
         {

@@ -91,9 +91,9 @@ impl Logs {
         Self { paths, there: None, begun: false, most: u64::MAX, sent: 0 }
     }
 
-    /// It is not begun anew any more: somebody waits.
+    /// Somebody waits: no more is sent than at first.
     pub(super) fn ending(self) -> Self {
-        Self { sent: 0, ..self }
+        Self { sent: self.most.saturating_mul(ANEW - 1), ..self }
     }
 
     /// Only its latest lines, about so many bytes.

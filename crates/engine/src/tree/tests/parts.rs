@@ -119,6 +119,10 @@ fn looks_tell_what_has_changed_and_nothing_is_sent() {
     fs::write(one.join("new"), content(4, SIZE)).unwrap();
     fs::remove_file(one.join("small")).unwrap();
     assert!(look(&mut sender, 2 * 4096 + SIZE as u64) >= 4, "the file that is gone counts, too");
+    // Of a file with two names one is read.
+    fs::hard_link(one.join("new"), one.join("again")).unwrap();
+    let looked = sender.look(u64::MAX, &wanted).unwrap();
+    assert!((SIZE as u64..=2 * SIZE as u64 + 5000).contains(&looked.read), "{looked:?}");
     // Another file takes its place.
     fs::write(other.join("next"), content(1, SIZE)).unwrap();
     fs::rename(other.join("next"), other.join("database")).unwrap();
