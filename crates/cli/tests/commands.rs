@@ -141,7 +141,8 @@ async fn wrong_values_are_refused_before_the_daemon_is_asked() {
     for (arguments, expected) in [
         (&["run", "--image", "/i", "-m", "256MB"][..], "could mean 1000 or 1024"),
         (&["run", "--image", "/i", "--cpus", "0"], "a number of CPUs is decimal"),
-        (&["run", "--image", "/i", "-p", "80"], "write HOST:CONTAINER"),
+        (&["run", "--image", "/i", "-p", "80"], "write 80:80"),
+        (&["run", "--image", "/i", "-p", "a:80"], "write HOST:CONTAINER"),
         (&["run", "--image", "/i", "--ip", "10.88.0"], "invalid IPv4 address"),
         (&["run", "--name", "x"], "--rootfs <DIR>|--image <IMAGE>|IMAGE COMMAND"),
         (&["run", "--image", "/i", "--rootfs", "/r"], "cannot be used with"),
