@@ -68,13 +68,19 @@ impl Podman {
         self.end(&call, self.beside(&call), SHORT).await.map(drop)
     }
 
-    /// Removes each container that was made for this, and its root.
+    /// Removes each container that was made for this, and its root. Whatever its label says, one with another root is none.
     async fn forget_makers(&self, name: &ServiceName, root: &Path) -> Result<(), EngineError> {
         let action = "remove what has loaded the AppArmor profile of";
         let filter = format!("label={LABEL}");
         let words = ["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter].map(OsStr::new).to_vec();
         let listed = self.call(&Call { name, action, words, settings: None }, SHORT).await?;
         for id in String::from_utf8_lossy(&listed.stdout).split_whitespace() {
+            let words =
+                ["container", "inspect", "--format", "{{.Rootfs}}", "--", id].map(OsStr::new).to_vec();
+            let its = self.call(&Call { name, action, words, settings: None }, SHORT).await?;
+            if Path::new(String::from_utf8_lossy(&its.stdout).trim_end()) != root {
+                continue;
+            }
             let words = ["rm", "--force", "--", id].map(OsStr::new).to_vec();
             self.call(&Call { name, action, words, settings: None }, SHORT).await?;
         }
