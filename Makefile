@@ -29,12 +29,12 @@ LIBEXEC := lib/godwit/bin
 BUILT := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 RELEASE := RUSTFLAGS="--remap-path-prefix=$(CURDIR)=/godwit --remap-path-prefix=$(BUILT)=/godwit/target \
 	--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo $$RUSTFLAGS" cargo build --release
-# For another instruction set (`make release TARGET=aarch64-unknown-linux-gnu`), with the linker of Debian's cross tools;
-# what a node runs, since godwit-cc is for x86-64.
+# For another instruction set (`make release TARGET=aarch64-unknown-linux-gnu`), with the linker of Debian's cross tools.
 TARGET ?=
 LINKER := $(subst -unknown,,$(TARGET))-gcc
 ifneq ($(TARGET),)
-RELEASED := --target $(TARGET) -p godwit-cli -p godwit-daemon -p godwit-memory -p godwit-engine -p godwit-shim -p godwit-lab -p godwit-lab-cli --bins
+RELEASED := --target $(TARGET) -p godwit-cli -p godwit-daemon -p godwit-memory -p godwit-engine -p godwit-shim -p godwit-lab -p godwit-lab-cli \
+	-p godwit-cc -p godwit-isa-state --bins
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= $(LINKER)
 else
 RELEASED := --workspace --bins
@@ -237,7 +237,7 @@ install: ## install the programs, man pages, completions and the systemd unit un
 
 install-isa: ## install godwit-cc, godwit-state and what they need under PREFIX ('make isa' builds them)
 	$(SAY) "installing the tool chain for two instruction sets under $(DESTDIR)$(PREFIX)"
-	@isa/install $(PROGRAMS) $(ISA_HOME) $(DESTDIR)$(PREFIX)
+	@isa/install $(PROGRAMS) $(ISA_HOME) $(DESTDIR)$(PREFIX) $(NATIVE)
 
 packages: ## Debian packages of what is installed, and of CRIU, in target/packages (as root)
 	@scripts/setup --packages
@@ -246,12 +246,14 @@ packages: ## Debian packages of what is installed, and of CRIU, in target/packag
 	@scripts/setup-criu --stage $(PACKAGES)/criu
 	@packaging/build $(PROGRAMS) $(ISA_HOME) $(PACKAGES)/criu $(PACKAGES)
 
-packages-arm64: packages ## the same for arm64, without godwit-isa
+packages-arm64: packages ## the same for arm64
 	@rustup target add aarch64-unknown-linux-gnu
 	@$(MAKE) --no-print-directory release TARGET=aarch64-unknown-linux-gnu
+	$(SAY) "building the plugin for arm64"
+	@isa/build target/isa-arm64 aarch64-linux-gnu
 	$(SAY) "CRIU for arm64"
 	@packaging/cross criu $(PACKAGES)/criu $(PACKAGES)/criu-arm64
-	@packaging/build target/aarch64-unknown-linux-gnu/release $(PROGRAMS) $(PACKAGES)/criu-arm64 $(PACKAGES) arm64
+	@packaging/build target/aarch64-unknown-linux-gnu/release target/isa-arm64 $(PACKAGES)/criu-arm64 $(PACKAGES) arm64 $(PROGRAMS)
 	$(SAY) "lintian"
 	@lintian --allow-root --no-cfg --profile debian --fail-on error,warning $(PACKAGES)/*_arm64.deb
 
@@ -259,7 +261,8 @@ packages-rpm: packages ## RPMs of godwit and godwit-criu for Fedora, of the same
 	@packaging/rpm/build $(PACKAGES)
 	@packaging/rpm/test $(PACKAGES)
 
-test-packages: packages ## lintian, and the packages in new roots of Debian 12 and 13: minutes
+test-packages: packages-arm64 ## lintian, and the packages in new roots of Debian 12 and 13, and of arm64: minutes
+	@scripts/setup --vm
 	@packaging/test $(PACKAGES)
 
 test-reproducible: packages ## the packages once more from a clone, and byte for byte the same: minutes

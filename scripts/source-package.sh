@@ -1,29 +1,15 @@
-# How scripts fetch the upstream archive of a source package from the distribution, with an apt
+# How scripts fetch the upstream archive of a source package from this machine's distribution, with an apt
 # configuration of their own: /etc/apt is not touched, and apt checks signatures and sums as ever.
 # To be sourced after common.sh; the caller has a directory $scratch of its own, and reads in $why
 # what went wrong.
 # shellcheck shell=bash disable=SC2154
 
-# Debian's archive is known on Debian; on another distribution its user names it, where its own has
-# no source that does.
-DEBIAN_ARCHIVE=${GODWIT_DEBIAN_ARCHIVE:-}
-
-# Downloads the upstream archive of package $3 from series $2 of distribution $1 into $4.
+# Downloads the upstream archive of package $1 of this machine's series into $2.
 fetch_source() {
-    local distribution=$1 suite=$2 package=$3 into=$4 components=main archives uri
+    local package=$1 into=$2 components=main archives uri distribution suite
+    distribution=$(os_release ID) suite=$(os_release VERSION_CODENAME)
     [ "$distribution" = debian ] || components='main universe'
-    if [ "$distribution" = "$(os_release ID)" ]; then
-        mapfile -t archives < <(own_archives "$distribution")
-    elif [ -z "$DEBIAN_ARCHIVE" ]; then
-        why="this is not Debian: set GODWIT_DEBIAN_ARCHIVE to the address of a Debian archive to take its source."
-        return 1
-    elif [ -n "$(candidate_version debian-archive-keyring)" ]; then
-        is_installed debian-archive-keyring || install_packages debian-archive-keyring
-        archives=("$DEBIAN_ARCHIVE")
-    else
-        why="the package debian-archive-keyring, which has the keys to check it with, is in no archive that this machine's apt uses."
-        return 1
-    fi
+    mapfile -t archives < <(own_archives "$distribution")
     mkdir -p "$scratch/lists/partial" "$into"
     # apt drops its rights for downloads, and must be able to write there.
     chmod 755 "$scratch"
@@ -51,6 +37,16 @@ fetch_source() {
 private_apt() {
     apt-get -q -o Dir::Etc::SourceList="$scratch/sources.list" -o Dir::Etc::SourceParts=- \
         -o Dir::State::Lists="$scratch/lists" -o Dir::Cache::PkgCache= -o Dir::Cache::SrcPkgCache= "$@"
+}
+
+# The address of an archive of Debian: the one that this machine's apt uses, or, on another distribution, the one that
+# its user names.
+debian_archive() {
+    local archive
+    archive=$(own_archives debian | head -n 1)
+    archive=${archive:-${GODWIT_DEBIAN_ARCHIVE:-}}
+    [ -n "$archive" ] || die "this is not Debian: set GODWIT_DEBIAN_ARCHIVE to the address of a Debian archive."
+    printf '%s\n' "$archive"
 }
 
 # The addresses of the distribution's main archive that this machine's apt uses.

@@ -35,6 +35,8 @@ struct Pair {
     /// Of Redis.
     env: Option<&'static str>,
     settings: &'static [Setting],
+    /// It needs the archive whose address is in this variable, and is left out without it.
+    archive: Option<&'static str>,
 }
 
 /// The way back, for services that may use what the processors of `b` have since they were there.
@@ -126,6 +128,26 @@ const PAIRS: &[Pair] = &[
                 services: &[Kind::Confined],
             },
         ],
+        archive: None,
+    },
+    Pair {
+        name: "ubuntu24-debian13",
+        machines: ["ubuntu24.04", "debian13"],
+        back: Back::Free,
+        env: None,
+        settings: &[
+            Setting {
+                name: PLAIN,
+                make: |_| (),
+                services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
+            },
+            Setting {
+                name: "AppArmor",
+                make: |bed| ["a", "b"].into_iter().for_each(|node| load_profile(bed, node)),
+                services: &[Kind::Confined],
+            },
+        ],
+        archive: Some("GODWIT_UBUNTU_ARCHIVE"),
     },
     Pair {
         name: "debian13-host",
@@ -138,6 +160,7 @@ const PAIRS: &[Pair] = &[
             make: |_| (),
             services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
         }],
+        archive: None,
     },
     Pair {
         name: "processors",
@@ -150,6 +173,7 @@ const PAIRS: &[Pair] = &[
             make: |_| (),
             services: &[Kind::Redis, Kind::Pattern, Kind::Postgres],
         }],
+        archive: None,
     },
     Pair {
         name: "processors, hidden",
@@ -160,6 +184,7 @@ const PAIRS: &[Pair] = &[
             "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX2,-AVX2_Usable,-FMA,-FMA_Usable,-BMI1,-BMI2,-MOVBE,-LZCNT",
         ),
         settings: &[Setting { name: PLAIN, make: |_| (), services: &[Kind::Redis] }],
+        archive: None,
     },
     Pair {
         name: "cgroup1-cgroup2",
@@ -171,6 +196,7 @@ const PAIRS: &[Pair] = &[
             make: |_| (),
             services: &[Kind::Redis, Kind::Pattern, Kind::Postgres],
         }],
+        archive: None,
     },
     Pair {
         name: "arm64-arm64",
@@ -182,6 +208,7 @@ const PAIRS: &[Pair] = &[
             make: |_| (),
             services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
         }],
+        archive: None,
     },
 ];
 
@@ -196,9 +223,10 @@ impl Chosen {
 
 /// What came of a cell.
 struct Row {
-    pair: String,
+    pair: &'static str,
+    /// What of the pair; of what no cell came to, less.
     setting: &'static str,
-    service: Kind,
+    service: Option<Kind>,
     mode: &'static str,
     /// What came of both ways, or why nothing did.
     result: Result<[Way; 2], String>,
@@ -463,14 +491,18 @@ fn run(bed: &Bed, node: &str, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The chosen cells of a pair, in one lab.
-fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
+/// Adds the chosen cells of a pair, tried in one lab. What is no cell's own fault panics.
+fn try_pair(pair: &Pair, chosen: &Chosen, rows: &mut Vec<Row>) {
     let is_chosen = |setting: &Setting, kind: Kind, mode: &str| chosen.has(&cell(pair, setting, kind, mode));
     let wanted = |setting: &&Setting| {
         setting.services.iter().any(|kind| MODES.iter().any(|mode| is_chosen(setting, *kind, mode)))
     };
     if !pair.settings.iter().any(|setting| wanted(&setting)) {
-        return Vec::new();
+        return;
+    }
+    if let Some(archive) = pair.archive.filter(|archive| std::env::var_os(archive).is_none()) {
+        println!("{} is left out: {archive} does not name an archive", pair.name);
+        return;
     }
     let bed = Bed::up_with("matrix", |config| {
         let all = ["a", "b"].into_iter().zip(pair.machines).filter(|(_, machine)| *machine != HOST);
@@ -480,7 +512,6 @@ fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
     for node in ["a", "b"].into_iter().filter(|node| bed.lab().machine(node).is_some()) {
         run(&bed, node, "echo always >/sys/kernel/mm/transparent_hugepage/enabled");
     }
-    let mut rows = Vec::new();
     let mut number = 20;
     for setting in pair.settings.iter().filter(wanted) {
         (setting.make)(&bed);
@@ -509,8 +540,8 @@ fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
                     running = None;
                     reason(panic.as_ref())
                 });
-                let row =
-                    Row { pair: pair.name.to_owned(), setting: setting.name, service: *kind, mode, result };
+                let (setting, service) = (setting.name, Some(*kind));
+                let row = Row { pair: pair.name, setting, service, mode, result };
                 println!("{row} ({:.0} s)", begun.elapsed().as_secs_f64());
                 rows.push(row);
             }
@@ -519,7 +550,6 @@ fn try_pair(pair: &Pair, chosen: &Chosen) -> Vec<Row> {
             }
         }
     }
-    rows
 }
 
 fn reason(panic: &(dyn std::any::Any + Send)) -> String {
@@ -530,7 +560,8 @@ fn reason(panic: &(dyn std::any::Any + Send)) -> String {
 /// A line of the table.
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "| {} | {} | {} | {} | ", self.pair, self.setting, self.service, self.mode)?;
+        let service = self.service.map_or_else(String::new, |service| service.to_string());
+        write!(f, "| {} | {} | {service} | {} | ", self.pair, self.setting, self.mode)?;
         match &self.result {
             Ok([there, back]) => write!(f, "passed | {there} | {back} |"),
             Err(reason) => write!(f, "FAILED: {reason} | | |"),
@@ -540,7 +571,14 @@ impl fmt::Display for Row {
 
 /// Tries cells and prints their table; fails when one of them has failed.
 fn try_cells(chosen: &Chosen) {
-    let rows: Vec<Row> = PAIRS.iter().flat_map(|pair| try_pair(pair, chosen)).collect();
+    let mut rows = Vec::new();
+    for pair in PAIRS {
+        // The others are tried all the same, and what was tried is told.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| try_pair(pair, chosen, &mut rows))) {
+            let result = Err(reason(panic.as_ref()));
+            rows.push(Row { pair: pair.name, setting: "", service: None, mode: "", result });
+        }
+    }
     println!("\n| machines | setting | service | mode | result | frozen ms, there | back |");
     println!("|---|---|---|---|---|---:|---:|");
     rows.iter().for_each(|row| println!("{row}"));

@@ -57,7 +57,7 @@ enum BedVerb {
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
         /// Names of the nodes; the first founds the cluster. NAME=MACHINE makes the node a virtual machine: debian12,
-        /// debian13, arm64, where needed with options, such as
+        /// debian13, ubuntu24.04, arm64, where needed with options, such as
         /// debian12:cpu=Haswell:memory=2GiB:processors=1:disk=volatile
         #[arg(long, value_delimiter = ',', required = true, value_name = "NAME[=MACHINE],…")]
         nodes: Vec<String>,

@@ -44,8 +44,8 @@ pub enum LabError {
     },
     /// The machine description does not parse.
     #[error(
-        "{given:?} is not a machine: {reason}; write debian12, debian13 or arm64, where needed with an architecture and \
-         options, such as debian12/amd64:cpu=Haswell:memory=2GiB:processors=1:disk=volatile"
+        "{given:?} is not a machine: {reason}; write debian12, debian13, ubuntu24.04 or arm64, where needed with an \
+         architecture and options, such as debian12/amd64:cpu=Haswell:memory=2GiB:processors=1:disk=volatile"
     )]
     BadMachine {
         /// What was given.

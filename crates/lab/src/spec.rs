@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::LabError;
 
 /// What a machine's name may stand for: its series as the archive calls it.
-const DISTRIBUTIONS: [(&str, &str); 2] = [("debian12", "bookworm"), ("debian13", "trixie")];
+const DISTRIBUTIONS: [(&str, &str); 3] =
+    [("debian12", "bookworm"), ("debian13", "trixie"), ("ubuntu24.04", "noble")];
 /// The distribution where only the architecture is named.
 const USUAL: &str = "debian13";
 /// MiB.
@@ -222,6 +223,7 @@ mod tests {
         let ahead = Machine { clock_ahead: -259_200, volatile_disk: true, ..usual };
         assert_eq!(ahead.to_string().parse::<Machine>().unwrap(), ahead);
         assert_eq!("debian13".parse::<Machine>().unwrap().architecture, Architecture::own().unwrap());
+        assert_eq!("ubuntu24.04/amd64".parse::<Machine>().unwrap().suite(), "noble");
     }
 
     #[test]

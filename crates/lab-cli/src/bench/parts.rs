@@ -35,6 +35,9 @@ use crate::{
 };
 
 /// A link, and a service that crosses it.
+/// Of how many faults a result has the times.
+const LONGEST: usize = 10;
+
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct LinkArgs {
     /// Memory of the service
@@ -108,12 +111,15 @@ pub(super) async fn faults(args: &FaultArgs, lab: &str, global: &Global) -> anyh
     for run in 1..=args.runs {
         let crossed = cross(args, lab, Mode::Postcopy, *threads).await?;
         let mut row = row("faults", run, args, &crossed);
-        let mut faults = crossed.touched.faults_us;
+        let mut faults = crossed.touched.faults;
         faults.sort_unstable();
-        let at = |share: usize| faults.get(faults.len() * share / 100).map(|us| *us as f64 / 1e3);
+        let ms = |us: u64| us as f64 / 1e3;
+        let at = |share: usize| faults.get(faults.len() * share / 100).map(|fault| ms(fault.us));
         row["fault_p50_ms"] = at(50).into();
         row["fault_p99_ms"] = at(99).into();
-        row["fault_max_ms"] = faults.last().map(|us| *us as f64 / 1e3).into();
+        row["fault_max_ms"] = faults.last().map(|fault| ms(fault.us)).into();
+        let longest: Vec<_> = faults.iter().rev().take(LONGEST).collect();
+        row["longest"] = longest.iter().map(|fault| json!([ms(fault.at_us), ms(fault.us)])).collect();
         row["threads"] = (*threads).into();
         row["faults_timed"] = faults.len().into();
         row["round_trip_ms"] = match args.veth {

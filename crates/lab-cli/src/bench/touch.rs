@@ -3,7 +3,7 @@
 //! ```text
 //!   fill ─▶ listen ─▶ "touch"    threads read random pages, one after the other, as fast as they can
 //!                     "write N"  N random pages are written, once
-//!                     "stop"     {"touches": …, "wrong": …, "faults_us": […]}
+//!                     "stop"     {"touches": …, "wrong": …, "faults": [{"us": …, "at_us": …}, …]}
 //! ```
 //!
 //! Each page begins with a word that follows from its number, and every word that is read is checked.
@@ -19,7 +19,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -46,12 +46,20 @@ pub(super) struct Touched {
     pub(super) touches: u64,
     /// Pages that did not hold what belongs there.
     pub(super) wrong: u64,
-    /// How long each fault took, microseconds, without the longest of each thread: the freeze.
-    pub(super) faults_us: Vec<u64>,
+    /// Each fault but the longest of each thread, which is the freeze.
+    pub(super) faults: Vec<Fault>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Fault {
+    /// How long it took, microseconds.
+    pub(super) us: u64,
+    /// When it began, microseconds after the freeze; 0 for one before it.
+    pub(super) at_us: u64,
 }
 
 /// What no touch of a page that is there takes, unless its thread lost the processor.
-const LONG_US: u128 = 20;
+const LONG: Duration = Duration::from_micros(20);
 /// Words of a page.
 const WORDS: usize = 4096 / size_of::<u64>();
 
@@ -124,7 +132,7 @@ impl Busy {
         for touched in self.threads.drain(..).filter_map(|thread| thread.join().ok()) {
             all.touches += touched.touches;
             all.wrong += touched.wrong;
-            all.faults_us.extend(touched.faults_us);
+            all.faults.extend(touched.faults);
         }
         all
     }
@@ -133,25 +141,33 @@ impl Busy {
 fn touch(memory: &[AtomicU64], seed: u64, stop: &AtomicBool) -> Touched {
     let mut random = Random(seed);
     let mut touched = Touched::default();
+    let started = Instant::now();
     let mut before = faults();
     while !stop.load(Ordering::Relaxed) {
         let page = random.below(memory.len() / WORDS);
         let begun = Instant::now();
         let right = memory[page * WORDS].load(Ordering::Relaxed) == word(page);
-        let took = begun.elapsed().as_micros();
+        let took = begun.elapsed();
         touched.touches += 1;
         touched.wrong += u64::from(!right);
-        if took > LONG_US {
+        if took > LONG {
             let now = faults();
             if now != before {
-                touched.faults_us.push(u64::try_from(took).unwrap_or(u64::MAX));
+                touched.faults.push(Fault { us: micros(took), at_us: micros(begun - started) });
             }
             before = now;
         }
     }
-    touched.faults_us.sort_unstable();
-    touched.faults_us.pop();
+    touched.faults.sort_unstable();
+    let resumed = touched.faults.pop().map_or(0, |freeze| freeze.at_us + freeze.us);
+    for fault in &mut touched.faults {
+        fault.at_us = fault.at_us.saturating_sub(resumed);
+    }
     touched
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Faults of this thread that the kernel counted.

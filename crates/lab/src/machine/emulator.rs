@@ -233,3 +233,27 @@ fn wall_clock(seconds: i64) -> Result<String, LabError> {
         .context("running", "date")?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kvm_gives_a_machine_the_processor_of_the_host_and_emulation_one_of_its_own() {
+        for (machine, accelerator, accel, model) in [
+            ("debian13/amd64", Accelerator::Kvm, "kvm", "host"),
+            ("debian13/amd64:cpu=Westmere", Accelerator::Kvm, "kvm", "Westmere"),
+            ("debian13/arm64", Accelerator::Kvm, "kvm", "host"),
+            ("debian13/amd64", Accelerator::Emulation, "tcg,thread=multi,tb-size=512", "max"),
+            ("debian13/arm64", Accelerator::Emulation, "tcg,thread=multi,tb-size=512", "cortex-a72"),
+        ] {
+            let words = shape(&machine.parse().unwrap(), accelerator);
+            let after = |option: &str| {
+                let at = words.iter().position(|word| word == option).unwrap();
+                words[at + 1].as_str()
+            };
+            assert_eq!((after("-accel"), after("-cpu")), (accel, model), "{machine} {accelerator:?}");
+        }
+    }
+}
