@@ -27,6 +27,8 @@ pub struct Reading {
     pub acknowledged: u64,
     /// Bytes that wait in this machine for their turn.
     pub unsent: u32,
+    /// Bytes that the congestion control lets be on the way at once.
+    pub window: u64,
 }
 
 impl Gauge {
@@ -45,6 +47,7 @@ impl Gauge {
             shortest: micros(shortest),
             acknowledged: info.tcpi_bytes_acked,
             unsent: info.tcpi_notsent_bytes,
+            window: u64::from(info.tcpi_snd_cwnd) * u64::from(info.tcpi_snd_mss),
         })
     }
 

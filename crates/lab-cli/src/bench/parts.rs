@@ -25,7 +25,10 @@ use godwit_cli::{
 };
 use godwit_lab::{Lab, Link, workload::Rootfs};
 use godwit_memory::tracker::{Tracker, detect};
-use nix::time::{ClockId, clock_gettime};
+use nix::{
+    time::{ClockId, clock_gettime},
+    unistd::{SysconfVar, sysconf},
+};
 use serde_json::{Value, json};
 
 use super::{Bed, results::Results, touch::Touched};
@@ -128,6 +131,7 @@ pub(super) async fn faults(args: &FaultArgs, lab: &str, global: &Global) -> anyh
         }
         .into();
         row["touches"] = crossed.touched.touches.into();
+        row["stolen_ms"] = crossed.stolen_ms.into();
         results.add(row)?;
     }
     Ok(ExitCode::SUCCESS)
@@ -164,6 +168,8 @@ struct Crossed {
     iperf: f64,
     rate: f64,
     touched: Touched,
+    /// What the hypervisor of this machine has given to others meanwhile, milliseconds of a processor.
+    stolen_ms: u64,
     report: Value,
 }
 
@@ -200,16 +206,27 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::
         let how = How::plain(args.streams);
         let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false, busy: false };
         let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+        let before = stolen_ms()?;
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
         ensure!(Outcome::of(&report) == Outcome::Moved, "it was {}: {}", report.outcome, report.reason);
         let touched = blocking(move || orders.check(threads > 0)).await?;
+        let stolen_ms = stolen_ms()?.saturating_sub(before);
         let rate = match mode {
             Mode::Postcopy => report.faulted_bytes as f64 / (report.faulted_transfer_ms / 1e3),
             _ => moments.bandwidth,
         };
-        Ok(Crossed { iperf, rate, touched, report: serde_json::to_value(&report)? })
+        Ok(Crossed { iperf, rate, touched, stolen_ms, report: serde_json::to_value(&report)? })
     })
     .await
+}
+
+/// What the hypervisor has given to others so far, of all processors (proc_stat(5)).
+fn stolen_ms() -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
+    let ticks = text.lines().next().and_then(|all| all.split_whitespace().nth(8)?.parse::<u64>().ok());
+    let ticks = ticks.context("/proc/stat does not tell stolen time")?;
+    let per_second = sysconf(SysconfVar::CLK_TCK)?.and_then(|ticks| u64::try_from(ticks).ok());
+    Ok(ticks * 1000 / per_second.filter(|ticks| *ticks > 0).context("there is no length of a tick")?)
 }
 
 /// Joins the nodes past the lab's switch, whose program forwards no faster than it can.

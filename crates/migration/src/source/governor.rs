@@ -129,12 +129,14 @@ impl Governor {
 }
 
 /// What may follow a page that is waited for without holding the next one up: what crosses while that
-/// is being asked for. A power of two, at least a page.
-fn beside(carried: f64, shortest: Duration) -> u64 {
+/// is being asked for, and goes with the page into the window of the connection. That is small at first: what does not
+/// fit waits for a round trip, and the next page behind it. A power of two, at least a page.
+fn beside(carried: f64, shortest: Duration, window: Option<u64>) -> u64 {
     // The bound makes a small number of it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let bytes = (carried * shortest.as_secs_f64() / 2.0).min(MOST_BESIDE as f64) as u64;
-    1 << bytes.max(PAGE_SIZE).ilog2()
+    let fits = window.map_or(u64::MAX, |window| window.saturating_sub(PAGE_SIZE));
+    1 << bytes.min(fits).max(PAGE_SIZE).ilog2()
 }
 
 /// The average of the last values and this.
@@ -167,7 +169,7 @@ pub(super) async fn keep_short(
         clock.tick().await;
         let elapsed = std::mem::replace(&mut last, Instant::now()).elapsed();
         match step(&mut governor, &mut pushing, answering.as_mut(), elapsed) {
-            Ok(Some(shortest)) => may_follow(beside(governor.carried(), shortest)),
+            Ok(Some((shortest, window))) => may_follow(beside(governor.carried(), shortest, window)),
             Ok(None) => {}
             Err(error) => {
                 tracing::debug!(%error, "the push is not paced");
@@ -198,13 +200,13 @@ impl Watched {
     }
 }
 
-/// The shortest round trip, if anything came.
+/// The shortest round trip, and the window of the connection that answers; none if nothing came.
 fn step(
     governor: &mut Governor,
     pushing: &mut Vec<Watched>,
     answering: Option<&mut Watched>,
     elapsed: Duration,
-) -> io::Result<Option<Duration>> {
+) -> io::Result<Option<(Duration, Option<u64>)>> {
     pushing.retain(|one| one.gauge.strong_count() > 0);
     let mut open: Vec<Arc<Gauge>> = Vec::new();
     let (mut pushed, mut round_trip, mut shortest) = (0, None::<Duration>, None::<Duration>);
@@ -220,10 +222,8 @@ fn step(
             round_trip = Some(round_trip.map_or(reading.round_trip, |least| least.min(reading.round_trip)));
         }
     }
-    let answered = match answering {
-        Some(one) => one.read()?.map_or(0, |(_, _, came)| came),
-        None => 0,
-    };
+    let answers = answering.map(Watched::read).transpose()?.flatten();
+    let (answered, window) = answers.map_or((0, None), |(_, reading, came)| (came, Some(reading.window)));
     let (Some(round_trip), Some(shortest)) = (round_trip, shortest) else { return Ok(None) };
     let rate = |bytes: u64| bytes as f64 / elapsed.as_secs_f64().max(1e-6);
     let queue = round_trip.saturating_sub(shortest);
@@ -238,7 +238,7 @@ fn step(
             gauge.limit(each)?;
         }
     }
-    Ok(Some(shortest))
+    Ok(Some((shortest, window)))
 }
 
 #[cfg(test)]
@@ -322,7 +322,16 @@ mod tests {
         for (carried, round_trip, pages) in
             [(115e6, 2, 16), (11e6, 2, 2), (1e6, 2, 1), (11e6, 40, 32), (1e9, 9, 64)]
         {
-            assert_eq!(beside(carried, Duration::from_millis(round_trip)), pages * PAGE_SIZE, "{carried}");
+            let bytes = beside(carried, Duration::from_millis(round_trip), None);
+            assert_eq!(bytes, pages * PAGE_SIZE, "{carried}");
+        }
+    }
+
+    #[test]
+    fn what_follows_a_page_fits_into_the_window_with_it() {
+        // Ten segments at first, then more; one that has shrunk to a segment.
+        for (window, pages) in [(14_480, 2), (40_000, 8), (70_000, 16), (1_000_000, 16), (1448, 1)] {
+            assert_eq!(beside(115e6, Duration::from_millis(2), Some(window)), pages * PAGE_SIZE, "{window}");
         }
     }
 
