@@ -222,5 +222,21 @@ fn is_named(engine: &str) {
     let stopped = nodes.bed.godwit("a", &["check", &format!("{engine}:bound")]);
     assert!(stopped.code == 1 && stopped.stderr.contains("does not run; start it first"), "{stopped:?}");
     assert_eq!(nodes.bed.done("a", &["ps", "--all", "--quiet"]), "taken\n");
+
+    // What is so of all of the engine's containers is told of the node.
+    let doctor = || {
+        let said = nodes.bed.godwit("b", &["--json", "doctor"]);
+        let checks = told(&said)["checks"].as_array().unwrap().clone();
+        checks.into_iter().find(|check| check["name"] == engine).unwrap()
+    };
+    assert_eq!(doctor()["status"], "ok", "{}", doctor());
+    if let Engine::Docker(dockers) = &nodes.engine {
+        dockers.forget_runtimes("b");
+        let check = wait_for("dockerd to have read its settings", || {
+            Some(doctor()).filter(|check| check["status"] == "degraded")
+        });
+        let has = |field: &str, words: &str| check[field].as_str().unwrap().contains(words);
+        assert!(has("found", "does not know the runtime godwit") && has("advice", "daemon.json"), "{check}");
+    }
     nodes.down();
 }

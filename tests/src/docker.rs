@@ -86,6 +86,13 @@ impl Dockers {
         }
     }
 
+    /// Has the dockerd of a node forget godwit's runtime. It would keep those that it has if its settings named none.
+    pub fn forget_runtimes(&self, node: &str) {
+        let settings = json!({ "runtimes": { "other": { "path": "/bin/false" } } });
+        std::fs::write(self.of_node(node).join("daemon.json"), settings.to_string()).unwrap();
+        self.signal(node, Signal::HUP);
+    }
+
     /// Sends the dockerd of a node a signal.
     pub fn signal(&self, node: &str, signal: Signal) {
         let at = NODES.iter().position(|known| *known == node).unwrap();

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use godwit_api::v1::{Check, NodeInfo};
 use godwit_criu::{Criu, own_series};
+use godwit_engine::foreign::Fitness;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
 use godwit_migration::message::Versions;
@@ -100,6 +101,9 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     checks.push(disk(&local.layout.state));
     checks.push(retained(local.retention.bytes(), local.kept_files.taken()));
     checks.extend(local.registries.probe().await.map(registries));
+    let engines = node.engines();
+    let (podman, docker) = tokio::join!(engines.podman.fitness(), engines.docker.fitness());
+    checks.extend([("podman", podman), ("docker", docker)].into_iter().filter_map(engine));
     checks
 }
 
@@ -113,6 +117,21 @@ fn registries(probed: std::io::Result<String>) -> Check {
             format!("skopeo cannot be run: {error}; layers come from the nodes that services leave"),
             "install the packages skopeo and util-linux, or take --pull-layers away",
         ),
+    }
+}
+
+/// Whether containers of an engine of others move, where the node has one.
+fn engine((name, fitness): (&str, Fitness)) -> Option<Check> {
+    match fitness {
+        Fitness::Absent => None,
+        Fitness::Fit(version) => {
+            Some(ok(name, format!("version {version}: its containers move from here and to here")))
+        }
+        Fitness::Unfit(why) => {
+            let (found, advice) =
+                why.split_once("; ").unwrap_or((&why, "its containers cannot move to here"));
+            Some(degraded(name, found, advice))
+        }
     }
 }
 

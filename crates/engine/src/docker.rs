@@ -16,6 +16,7 @@ mod making;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +36,9 @@ use crate::container::{
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
-use crate::foreign::{ARRIVAL_LABEL, Beside, Care, Found, Inside, Keeps, LONG, Look, Renewed, SHORT};
+use crate::foreign::{
+    ARRIVAL_LABEL, Beside, Care, Fitness, Found, Inside, Keeps, LONG, Look, Renewed, SHORT,
+};
 use crate::processes::{Processes, process};
 use crate::runc::path_variable;
 use api::{Api, ApiError, encoded, filtered};
@@ -128,6 +131,19 @@ impl Docker {
         let info: Info = self.api.get("/info").await.map_err(self.failed(name, "tell its storage for"))?;
         self.care.storage.get_or_init(|| info.docker_root_dir.clone());
         Ok(info)
+    }
+
+    /// Whether containers of this dockerd move, and come here.
+    pub async fn fitness(&self) -> Fitness {
+        let info: Info = match self.api.get("/info").await {
+            Ok(info) => info,
+            Err(ApiError::Unreachable { source, .. }) if source.kind() == ErrorKind::NotFound => {
+                return Fitness::Absent;
+            }
+            Err(error) => return Fitness::Unfit(error.to_string()),
+        };
+        let runtime = || info.runtime_objection(&self.config.runtime, &self.care.run);
+        info.objection().or_else(runtime).map_or(Fitness::Fit(info.server_version.clone()), Fitness::Unfit)
     }
 
     /// Where dockerd has the volumes of its own driver.
@@ -566,9 +582,9 @@ impl Info {
     fn runtime_objection(&self, program: &Path, run: &Path) -> Option<String> {
         let told = self.runtimes.get(RUNTIME);
         let known = match told {
-            None => format!("does not know the runtime {RUNTIME} there"),
+            None => format!("does not know the runtime {RUNTIME}"),
             Some(RuntimeOf { path, .. }) if path.is_absolute() && !path.is_file() => {
-                format!("knows a runtime {RUNTIME} there that is not at {}", path.display())
+                format!("knows a runtime {RUNTIME} that is not at {}", path.display())
             }
             Some(of) => {
                 let looks_in = match of.runtime_args.as_deref().unwrap_or_default() {
@@ -579,7 +595,7 @@ impl Info {
                 if looks_in.is_some_and(|state| Path::new(state) == run) {
                     return None;
                 }
-                format!("has another directory for the runtime {RUNTIME} there")
+                format!("has another directory for the runtime {RUNTIME}")
             }
         };
         let program = program.display();
@@ -648,7 +664,7 @@ mod tests {
         for run in [STATE, "/elsewhere/docker"] {
             let objection = |runtimes: &str| info(runtimes).runtime_objection(&program, Path::new(run));
             let asked = objection(r#"{"runc": {"path": "runc"}}"#).unwrap();
-            assert!(asked.starts_with("Docker does not know the runtime godwit there; put {"), "{asked}");
+            assert!(asked.starts_with("Docker does not know the runtime godwit; put {"), "{asked}");
             let put = asked.split_once("put {\"runtimes\": ").unwrap().1;
             let runtimes = put.split_once("} into /etc/docker/daemon.json").unwrap().0;
             assert_eq!(objection(runtimes), None, "{runtimes}");

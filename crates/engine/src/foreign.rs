@@ -20,6 +20,7 @@ mod commands;
 pub(crate) mod environment;
 pub(crate) mod file;
 pub(crate) mod files;
+mod fitness;
 pub(crate) mod instructions;
 mod keeps;
 pub(crate) mod landing;
@@ -54,6 +55,7 @@ use record::{Life, Record};
 use removal::remove;
 
 pub use adopts::{Adopts, Found, Port, on_networks};
+pub use fitness::Fitness;
 pub(crate) use keeps::{Beside, Care, Inside, Keeps, Look};
 pub use renewed::Renewed;
 

@@ -173,7 +173,7 @@ impl Podman {
 }
 
 /// What speaks against a storage driver of Podman's.
-fn driver_objection(driver: &str) -> Option<String> {
+pub(super) fn driver_objection(driver: &str) -> Option<String> {
     (driver != "overlay").then(|| format!("its storage driver is {driver}; godwit moves overlay"))
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -11,8 +12,9 @@ use serde::Deserialize;
 use tokio::process::Command;
 
 use super::Podman;
+use super::adoption::driver_objection;
 use crate::container::{EngineError, Keeper};
-use crate::foreign::{Look, SHORT};
+use crate::foreign::{Fitness, Look, SHORT};
 use crate::processes::process::Handle;
 
 /// A container as `podman container inspect` tells it.
@@ -143,6 +145,10 @@ pub(super) struct Healthcheck {
 pub(super) struct HostConfig {
     pub(super) auto_remove: bool,
 }
+
+/// Has Podman tell what [`Storage::parse`] reads.
+const STORAGE: &str =
+    "{{.Host.CgroupManager}}\n{{.Store.GraphDriverName}}\n{{.Store.GraphRoot}}\n{{.Store.VolumePath}}";
 
 /// Where Podman keeps containers, and how it makes their cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -313,9 +319,32 @@ impl Podman {
         self.storage.get_or_try_init(|| self.ask_for_storage(name)).await
     }
 
+    /// Whether containers of this Podman move, and come here.
+    pub async fn fitness(&self) -> Fitness {
+        let format = format!("{{{{.Version.Version}}}}\n{STORAGE}");
+        let mut command = self.in_its_settings();
+        let under_way = command.args(["info", "--format", &format]).kill_on_drop(true).output();
+        let output = match tokio::time::timeout(SHORT, under_way).await {
+            Ok(Ok(output)) if output.status.success() => output,
+            Ok(Ok(output)) => return Fitness::Unfit(said(&output.stderr)),
+            Ok(Err(error)) if error.kind() == ErrorKind::NotFound => return Fitness::Absent,
+            Ok(Err(error)) => {
+                return Fitness::Unfit(format!("{} cannot be run: {error}", self.config.podman.display()));
+            }
+            Err(_) => return Fitness::Unfit(format!("it has not answered for {} s", SHORT.as_secs())),
+        };
+        let told = String::from_utf8_lossy(&output.stdout);
+        let read = told.split_once('\n').and_then(|(version, rest)| Some((version, Storage::parse(rest)?)));
+        match read {
+            None => Fitness::Unfit(format!("its answer is not understood: {told:?}")),
+            Some((version, storage)) => {
+                driver_objection(&storage.driver).map_or(Fitness::Fit(version.to_owned()), Fitness::Unfit)
+            }
+        }
+    }
+
     async fn ask_for_storage(&self, name: &ServiceName) -> Result<Storage, EngineError> {
-        let format = "{{.Host.CgroupManager}}\n{{.Store.GraphDriverName}}\n{{.Store.GraphRoot}}\n{{.Store.VolumePath}}";
-        let words = ["info", "--format", format].map(OsStr::new).to_vec();
+        let words = ["info", "--format", STORAGE].map(OsStr::new).to_vec();
         let call = Call { name, action: "tell its storage for", words, settings: None };
         let output = self.call(&call, SHORT).await?;
         let told = String::from_utf8_lossy(&output.stdout);

@@ -168,12 +168,14 @@ impl Cgroup {
             (false, _) => ("cpu.cfs_quota_us", quota.to_string()),
         };
         let path = self.directory("cpu").join(file);
-        match std::fs::read_to_string(&path) {
-            Ok(now) if now.trim() == text => Ok(()),
-            Ok(_) => std::fs::write(path, text),
+        let set = std::fs::read_to_string(&path).and_then(|now| match now.trim() == text {
+            true => Ok(()),
+            false => std::fs::write(path, text),
+        });
+        match set {
             // No controller, or no container any more.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if is_gone(&error) => Ok(()),
+            set => set,
         }
     }
 
@@ -304,7 +306,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 fn remove_tree(directory: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if is_gone(&error) => return Ok(()),
         Err(error) => return Err(error),
     };
     for entry in entries.flatten() {
@@ -316,7 +318,7 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
     let begin = Instant::now();
     loop {
         match std::fs::remove_dir(directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if is_gone(&error) => return Ok(()),
             Err(error)
                 if error.kind() == ErrorKind::ResourceBusy && begin.elapsed() < Duration::from_secs(1) =>
             {

@@ -61,9 +61,9 @@ impl Processes {
             StopSignals::of(config).note(&stop::ask(statuses)).map_err(io)?;
         }
         loop {
-            cgroup.freeze().await.map_err(|error| match error.kind() {
-                ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
-                _ => io(error),
+            cgroup.freeze().await.map_err(|error| match is_gone(&error) {
+                true => EngineError::NotFound(config.name.clone()),
+                false => io(error),
             })?;
             let members = cgroup.members().map_err(io)?;
             let Some(pid) = members.into_iter().find(|&pid| process::is_in_vfork(pid)) else {
@@ -228,9 +228,9 @@ impl Processes {
     /// there is nothing to do.
     pub(crate) async fn recover(&self, config: &ContainerConfig) -> Result<(), EngineError> {
         let cgroup = self.cgroup(config)?;
-        let io = |source: io::Error| match source.kind() {
-            ErrorKind::NotFound => EngineError::NotFound(config.name.clone()),
-            _ => io_error(&config.name, "repair its processes after a killed CRIU".into(), source),
+        let io = |source: io::Error| match is_gone(&source) {
+            true => EngineError::NotFound(config.name.clone()),
+            false => io_error(&config.name, "repair its processes after a killed CRIU".into(), source),
         };
         if cgroup.is_frozen() || self.tracing_criu(&cgroup).map_err(io)?.is_some() {
             return Ok(());
