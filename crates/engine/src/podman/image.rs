@@ -22,6 +22,7 @@ use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
 use crate::foreign::archive::{BLOBS, PREPARED, Pieces, SILENT, Timely, oci_layout, without, without_names};
 use crate::foreign::making::PULL;
+use crate::processes::process::KilledOnDrop;
 
 /// Most layers that a node is believed to have.
 const MOST_LAYERS: usize = 4096;
@@ -111,6 +112,8 @@ impl Podman {
         let mut command = self.command(&call).into_std();
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| self.not_started(&call, &error))?;
+        // Until it writes the first of the archive, the thread that reads it does not learn that the move has ended.
+        let _unless_wanted = KilledOnDrop::new(&child).map_err(|error| failed(&call, error.to_string()))?;
         let saving = tokio::task::spawn_blocking(move || {
             let mut pieces = Pieces::new(to);
             let sent = match child.stdout.take().map(|archive| Timely::new(archive, (PREPARED, SILENT))) {

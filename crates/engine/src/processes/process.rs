@@ -183,10 +183,35 @@ impl Handle {
     }
 }
 
+/// Kills a child when it is dropped: nobody waits any more for what it does.
+pub(crate) struct KilledOnDrop(Option<Handle>);
+
+impl KilledOnDrop {
+    /// For a child that its owner has not waited for.
+    pub(crate) fn new(child: &std::process::Child) -> io::Result<Self> {
+        Handle::open(child.id()).map(Self)
+    }
+}
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.as_ref().map(Handle::kill) {
+            tracing::warn!(%error, "a program that is not wanted any more cannot be ended");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[tokio::test]
+    async fn a_child_that_nobody_wants_any_more_ends() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        drop(KilledOnDrop::new(&child).unwrap());
+        assert!(!child.wait().unwrap().success());
+    }
 
     #[test]
     fn a_status_is_read_field_by_field() {

@@ -12,7 +12,7 @@ use godwit_engine::{Keeper, OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_memory::pager::fills_shared;
 use godwit_names::{VolumeName, is_name};
 
-use super::room::{lacks_room, needed};
+use super::room::{lacks_room, make_room};
 use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
@@ -451,10 +451,7 @@ pub(super) async fn admit(
     };
     let files = local.kept_files.hold(&service, link.node()).await;
     let of_it = files.as_ref().map_or(0, Held::bytes);
-    let more = needed(&service, &open, (&missing, &engine_layers)).saturating_sub(of_it);
-    if more > local.store.available_bytes()? {
-        local.kept_files.give_up_but(&service.id).await;
-    }
+    make_room(local, &service, &open, (&missing, &engine_layers), of_it).await?;
     let new = Beginning {
         id: &open.migration,
         role: Role::Destination,

@@ -12,6 +12,36 @@ use crate::service::Service;
 /// Room for a layer: its blob, what is in it, and as much again while it is unpacked.
 const LAYER_COPIES: u64 = 3;
 
+/// The disk that a service's layers and files come to.
+struct Disk {
+    /// As messages call it.
+    name: String,
+    /// Free bytes.
+    free: u64,
+    /// What was sent ahead lies there, too.
+    has_kept: bool,
+}
+
+impl Disk {
+    /// The disk, or why it does not tell.
+    async fn of(local: &NodeResources, service: &Service) -> Result<Result<Self, String>, DestinationError> {
+        let Some(of) = &service.kept else {
+            let free = local.store.available_bytes()?;
+            return Ok(Ok(Self { name: "its disk".to_owned(), free, has_kept: true }));
+        };
+        let storage = match local.engine.storage(&local.config(service)).await {
+            Ok(storage) => storage.unwrap_or_else(|| local.layout.state.clone()),
+            Err(error) => return Ok(Err(crate::error_chain(&error))),
+        };
+        let name = format!("the disk of {} there ({})", of.keeper.title(), storage.display());
+        let told = free_bytes(&storage).and_then(|free| {
+            let has_kept = is_one_disk(&storage, &local.layout.state)?;
+            Ok(Self { name: name.clone(), free, has_kept })
+        });
+        Ok(told.map_err(|error| format!("{name} does not tell its free space: {error}")))
+    }
+}
+
 /// What speaks against it, where `missing` has to come, and its engine has these layers.
 pub(super) async fn lacks_room(
     local: &NodeResources,
@@ -19,33 +49,40 @@ pub(super) async fn lacks_room(
     open: &Open,
     layers: (&[Layer], &[String]),
 ) -> Result<Option<String>, DestinationError> {
-    let config = local.config(service);
     let needed = needed(service, open, layers);
-    let kept = local.kept_files.bytes();
-    let (free, disk) = match &service.kept {
-        None => (local.store.available_bytes()?.saturating_add(kept), "its disk".to_owned()),
-        Some(of) => {
-            let storage = match local.engine.storage(&config).await {
-                Ok(storage) => storage.unwrap_or_else(|| local.layout.state.clone()),
-                Err(error) => return Ok(Some(crate::error_chain(&error))),
-            };
-            let disk = format!("the disk of {} there ({})", of.keeper.title(), storage.display());
-            let asked =
-                || Ok::<_, io::Error>((free_bytes(&storage)?, is_one_disk(&storage, &local.layout.state)?));
-            match asked() {
-                Ok((free, is_one)) => (free.saturating_add(if is_one { kept } else { 0 }), disk),
-                Err(error) => return Ok(Some(format!("{disk} does not tell its free space: {error}"))),
-            }
-        }
+    let disk = match Disk::of(local, service).await? {
+        Ok(disk) => disk,
+        Err(reason) => return Ok(Some(reason)),
     };
-    let lacks =
-        || format!("{disk} has {} MiB free and {} MiB are needed", free >> 20, needed.div_ceil(1 << 20));
     // What was sent ahead gives way, or is a part of what comes: so it counts as free.
+    let free = disk.free.saturating_add(if disk.has_kept { local.kept_files.bytes() } else { 0 });
+    let lacks = || {
+        format!("{} has {} MiB free and {} MiB are needed", disk.name, free >> 20, needed.div_ceil(1 << 20))
+    };
     Ok((needed > free).then(lacks))
 }
 
+/// Gives up what was sent ahead for others where this service needs the room; `of_it` bytes of what it needs are there.
+pub(super) async fn make_room(
+    local: &NodeResources,
+    service: &Service,
+    open: &Open,
+    layers: (&[Layer], &[String]),
+    of_it: u64,
+) -> Result<(), DestinationError> {
+    let more = needed(service, open, layers).saturating_sub(of_it);
+    // One that does not tell has been named, and refused.
+    if let Ok(disk) = Disk::of(local, service).await?
+        && disk.has_kept
+        && more > disk.free
+    {
+        local.kept_files.give_up_but(&service.id).await;
+    }
+    Ok(())
+}
+
 /// Bytes of disk that it needs.
-pub(super) fn needed(service: &Service, open: &Open, (missing, engine_layers): (&[Layer], &[String])) -> u64 {
+fn needed(service: &Service, open: &Open, (missing, engine_layers): (&[Layer], &[String])) -> u64 {
     match service.kept {
         None => disk_bytes(missing, open.tree_bytes),
         Some(_) => engine_bytes(missing, engine_layers, open.tree_bytes),
