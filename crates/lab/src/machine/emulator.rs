@@ -2,14 +2,17 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
-    io::Write as _,
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader},
     os::{
         fd::{AsRawFd as _, OwnedFd},
         unix::process::CommandExt as _,
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
 };
 
 use crate::{
@@ -17,6 +20,12 @@ use crate::{
     error::{Context, LabError},
     spec::{Architecture, Machine},
 };
+
+/// Where it is noted whether KVM works, until this host reboots.
+const TRIED: &str = "/run/godwit/machines";
+const YES: &str = "yes";
+/// A machine without a disk is switched off sooner by KVM, which takes a second.
+const BOOTS: Duration = Duration::from_secs(20);
 
 /// What runs a machine's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,23 +107,47 @@ pub(crate) fn serve_disk(command: &mut Command, disk: &Path, socket: &Path, pid:
     command.args(["cache=writeback", "cache-min-block-size=4K"]);
 }
 
-/// KVM, where a processor of this host can be set up by it: that `/dev/kvm` is there does not say so.
-pub(crate) fn accelerator(architecture: Architecture) -> Accelerator {
+/// KVM, where this image's kernel boots by it: that `/dev/kvm` is there, or that a processor can be set up, does not say
+/// so. It is tried once for each boot of this host.
+pub(crate) fn accelerator(architecture: Architecture, image: &Path) -> Result<Accelerator, LabError> {
     if Architecture::own() != Some(architecture) || File::open("/dev/kvm").is_err() {
-        return Accelerator::Emulation;
+        return Ok(Accelerator::Emulation);
     }
-    let mut command = Command::new(program(architecture));
-    command.args(["-machine", board(architecture), "-accel", "kvm", "-cpu", "host", "-nodefaults"]);
-    command.args(["-display", "none", "-S", "-qmp", "stdio"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    let works = command.spawn().and_then(|mut child| {
-        if let Some(mut input) = child.stdin.take() {
-            // One that has ended already does not read it; its exit status says so.
-            let _ = input.write_all(b"{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"quit\"}\n");
+    let known = Path::new(TRIED).join(format!("kvm-{architecture}"));
+    let works = match fs::read_to_string(&known) {
+        Ok(known) => known == YES,
+        Err(_) => {
+            let works = boots(architecture, image).context("trying KVM by", program(architecture))?;
+            fs::create_dir_all(TRIED).context("creating", TRIED)?;
+            fs::write(&known, if works { YES } else { "no" }).context("writing", known.display())?;
+            works
         }
-        child.wait()
+    };
+    Ok(if works { Accelerator::Kvm } else { Accelerator::Emulation })
+}
+
+/// Whether the kernel of an image boots by KVM. Its initrd switches a machine without a disk off.
+fn boots(architecture: Architecture, image: &Path) -> io::Result<bool> {
+    let mut command = Command::new(program(architecture));
+    command.args(["-machine", board(architecture), "-accel", "kvm", "-cpu", "host", "-m", "512"]);
+    command.args(["-nodefaults", "-display", "none", "-append", "quiet panic=-1"]);
+    command.arg("-kernel").arg(image.join("kernel")).arg("-initrd").arg(image.join("initrd"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    let (ended, wait) = mpsc::channel();
+    let complaints = child.stderr.take();
+    thread::spawn(move || {
+        let lines = complaints.into_iter().flat_map(|complaints| BufReader::new(complaints).lines());
+        // It stays, with its processors stopped, after such an error.
+        let fails = lines.map_while(Result::ok).any(|line| line.contains("KVM internal error"));
+        // Whoever has waited for too long does not listen.
+        let _ = ended.send(!fails);
     });
-    if works.is_ok_and(|status| status.success()) { Accelerator::Kvm } else { Accelerator::Emulation }
+    let ended = wait.recv_timeout(BOOTS).unwrap_or(false);
+    if !ended {
+        child.kill()?;
+    }
+    Ok(child.wait()?.success() && ended)
 }
 
 fn board(architecture: Architecture) -> &'static str {

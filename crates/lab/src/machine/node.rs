@@ -68,8 +68,8 @@ pub(crate) fn start(lab: &Lab, node: &str, machine: &Machine) -> Result<(), LabE
         fs::create_dir_all(&directory).context("creating", directory.display())?;
     }
     let version = emulator::version(machine.architecture)?;
-    let accelerator = emulator::accelerator(machine.architecture);
     let image = store::image(machine)?;
+    let accelerator = emulator::accelerator(machine.architecture, &image)?;
     let link = lab.paths.machine_image(node);
     symlink(&image, &link).context("linking", link.display())?;
     let packages = match &lab.config.packages {
@@ -378,7 +378,7 @@ pub(crate) fn power_on(lab: &Lab, node: &str, machine: &Machine) -> Result<(), L
     if is_on(lab, node) {
         return Err(failed(lab, node, "booting", "it has power already"));
     }
-    let accelerator = emulator::accelerator(machine.architecture);
+    let accelerator = emulator::accelerator(machine.architecture, &lab.paths.machine_image(node))?;
     let address = hardware_address(lab, node)?;
     let disk = lab.paths.machine_disk(node);
     let mut emulator = emulate(lab, node, machine, accelerator, Start::Boot, &disk, address)?;
