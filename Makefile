@@ -155,7 +155,7 @@ fuzz: ## each fuzz target for FUZZ_SECONDS (60); minutes (as root, on a machine 
 test-criu: ## CRIU's own tests with godwit's patches and without, compared; a quarter of an hour (as root)
 	@scripts/test-criu $(TEST_ARGS)
 
-test-machines: $(if $(GODWIT_PACKAGES),setup,packages-arm64) ## tests with virtual machines as nodes (Debian 12 and 13) and on their kernels; minutes
+test-machines: $(if $(GODWIT_PACKAGES),setup,packages-arm64) ## tests with virtual machines as nodes (Debian 12 and 13, Ubuntu 24.04) and on their kernels; minutes
 	@scripts/setup --vm
 	$(SAY) "building the programs"
 	@cargo build --workspace --bins
@@ -261,7 +261,7 @@ packages-rpm: packages ## RPMs of godwit and godwit-criu for Fedora, of the same
 	@packaging/rpm/build $(PACKAGES)
 	@packaging/rpm/test $(PACKAGES)
 
-test-packages: packages-arm64 ## lintian, and the packages in new roots of Debian 12 and 13, and of arm64: minutes
+test-packages: $(if $(filter arm64,$(shell dpkg --print-architecture)),packages,packages-arm64) ## lintian, and the packages in new roots of Debian 12 and 13, and of arm64: minutes
 	@scripts/setup --vm
 	@packaging/test $(PACKAGES)
 

@@ -42,6 +42,22 @@ fn a_patch_that_is_not_in_the_series_is_refused() {
     assert!(!good && message.contains("Only one of the two has: inherited-areas."), "{message}");
 }
 
+/// What is built is what the series names.
+#[test]
+fn another_source_than_that_of_the_series_is_refused() {
+    let copy = copy();
+    let patches = copy.path().join("packaging/criu");
+    let is_archive = |path: &std::path::PathBuf| path.to_string_lossy().ends_with(".orig.tar.xz");
+    let paths = fs::read_dir(&patches).unwrap().map(|entry| entry.unwrap().path());
+    fs::write(paths.into_iter().find(is_archive).unwrap(), "another").unwrap();
+    let source = copy.path().join("source");
+    for arguments in [&["--check-series"][..], &["--source", source.to_str().unwrap()]] {
+        let (good, message) = setup_criu(copy.path(), arguments);
+        assert!(!good && message.contains("is not the archive whose sum"), "{arguments:?}: {message}");
+    }
+    assert!(!source.exists());
+}
+
 /// Of patches that do not all fit exactly none is applied, and the version tells it: the number of the series is
 /// that of all of them.
 #[test]

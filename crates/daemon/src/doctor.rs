@@ -120,18 +120,14 @@ fn registries(probed: std::io::Result<String>) -> Check {
     }
 }
 
-/// Whether containers of an engine of others move, where the node has one.
+/// Whether an engine of others is such that its containers can move, where the node has one.
 fn engine((name, fitness): (&str, Fitness)) -> Option<Check> {
     match fitness {
         Fitness::Absent => None,
         Fitness::Fit(version) => {
-            Some(ok(name, format!("version {version}: its containers move from here and to here")))
+            Some(ok(name, format!("version {version}: its containers can move, and come here")))
         }
-        Fitness::Unfit(why) => {
-            let (found, advice) =
-                why.split_once("; ").unwrap_or((&why, "its containers cannot move to here"));
-            Some(degraded(name, found, advice))
-        }
+        Fitness::Unfit { found, advice } => Some(degraded(name, found, advice)),
     }
 }
 

@@ -33,6 +33,7 @@ use crate::container::{
     BegunRestore, ContainerConfig, Copied, EngineError, Keeper, Kept, Mount, OnMove, OutputPipes,
     RestoreRequest, VolumePlace, io_error,
 };
+use crate::foreign::fitness::PATIENCE;
 use crate::foreign::limits::Changes;
 use crate::foreign::making::{Wanted, WantedImage};
 use crate::foreign::record::{Record, Volume};
@@ -133,17 +134,23 @@ impl Docker {
         Ok(info)
     }
 
-    /// Whether containers of this dockerd move, and come here.
+    /// Whether this dockerd is such that its containers can move and come here.
     pub async fn fitness(&self) -> Fitness {
-        let info: Info = match self.api.get("/info").await {
-            Ok(info) => info,
-            Err(ApiError::Unreachable { source, .. }) if source.kind() == ErrorKind::NotFound => {
+        let info: Info = match tokio::time::timeout(PATIENCE, self.api.get("/info")).await {
+            Ok(Ok(info)) => info,
+            Ok(Err(ApiError::Unreachable { source, .. })) if source.kind() == ErrorKind::NotFound => {
                 return Fitness::Absent;
             }
-            Err(error) => return Fitness::Unfit(error.to_string()),
+            Ok(Err(error)) => return Fitness::unfit(error.to_string(), "start Docker, or look into its log"),
+            Err(_) => return Fitness::silent(),
         };
-        let runtime = || info.runtime_objection(&self.config.runtime, &self.care.run);
-        info.objection().or_else(runtime).map_or(Fitness::Fit(info.server_version.clone()), Fitness::Unfit)
+        if let Some(objection) = info.objection() {
+            return Fitness::unfit(objection, "its containers do not move; see docs/docker.md");
+        }
+        match info.runtime_objection(&self.config.runtime, &self.care.run) {
+            Some((found, advice)) => Fitness::unfit(format!("{found}: no container can come here"), advice),
+            None => Fitness::Fit(info.server_version),
+        }
     }
 
     /// Where dockerd has the volumes of its own driver.
@@ -320,7 +327,8 @@ impl Keeps for Docker {
         let (_, definition) = self.kept(config)?;
         let mut found = definition.objections(&config.mounts);
         let info = self.info(&config.name).await?;
-        found.extend(info.runtime_objection(&self.config.runtime, &self.care.run));
+        let runtime = info.runtime_objection(&self.config.runtime, &self.care.run);
+        found.extend(runtime.map(|(wrong, mend)| format!("{wrong}; {mend}")));
         found.extend(info.objection());
         if !is_new {
             return Ok(found);
@@ -578,13 +586,13 @@ const STATE: &str = "/run/godwit/docker";
 
 impl Info {
     /// What is wrong with the runtime that restores, of which there is one at this path, and which looks for instructions in
-    /// a directory.
-    fn runtime_objection(&self, program: &Path, run: &Path) -> Option<String> {
+    /// a directory; and what to do.
+    fn runtime_objection(&self, program: &Path, run: &Path) -> Option<(String, String)> {
         let told = self.runtimes.get(RUNTIME);
-        let known = match told {
-            None => format!("does not know the runtime {RUNTIME}"),
+        let found = match told {
+            None => format!("Docker does not know the runtime {RUNTIME}"),
             Some(RuntimeOf { path, .. }) if path.is_absolute() && !path.is_file() => {
-                format!("knows a runtime {RUNTIME} that is not at {}", path.display())
+                format!("Docker knows a runtime {RUNTIME} that is not at {}", path.display())
             }
             Some(of) => {
                 let looks_in = match of.runtime_args.as_deref().unwrap_or_default() {
@@ -595,7 +603,7 @@ impl Info {
                 if looks_in.is_some_and(|state| Path::new(state) == run) {
                     return None;
                 }
-                format!("has another directory for the runtime {RUNTIME}")
+                format!("Docker has another directory for the runtime {RUNTIME}")
             }
         };
         let program = program.display();
@@ -603,9 +611,10 @@ impl Info {
             true => String::new(),
             false => format!(", \"runtimeArgs\": [\"--state\", \"{}\"]", run.display()),
         };
-        Some(format!(
-            "Docker {known}; put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"{program}\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
-        ))
+        let mend = format!(
+            "put {{\"runtimes\": {{\"{RUNTIME}\": {{\"path\": \"{program}\"{arguments}}}}}}} into /etc/docker/daemon.json, and `systemctl reload docker`"
+        );
+        Some((found, mend))
     }
 
     /// Whether it shows all that is in the file of a log, whoever has written it.
@@ -662,7 +671,10 @@ mod tests {
             serde_json::from_str(&text).unwrap()
         };
         for run in [STATE, "/elsewhere/docker"] {
-            let objection = |runtimes: &str| info(runtimes).runtime_objection(&program, Path::new(run));
+            let objection = |runtimes: &str| {
+                let (found, mend) = info(runtimes).runtime_objection(&program, Path::new(run))?;
+                Some(format!("{found}; {mend}"))
+            };
             let asked = objection(r#"{"runc": {"path": "runc"}}"#).unwrap();
             assert!(asked.starts_with("Docker does not know the runtime godwit; put {"), "{asked}");
             let put = asked.split_once("put {\"runtimes\": ").unwrap().1;

@@ -20,7 +20,7 @@ mod commands;
 pub(crate) mod environment;
 pub(crate) mod file;
 pub(crate) mod files;
-mod fitness;
+pub(crate) mod fitness;
 pub(crate) mod instructions;
 mod keeps;
 pub(crate) mod landing;

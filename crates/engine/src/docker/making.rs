@@ -202,8 +202,8 @@ impl Docker {
     ) -> Result<String, EngineError> {
         let failed = self.failed(&config.name, "create");
         let info = self.info(&config.name).await?;
-        if let Some(objection) = info.runtime_objection(&self.config.runtime, &self.care.run) {
-            return Err(failed(ApiError::Broken(objection)));
+        if let Some((wrong, mend)) = info.runtime_objection(&self.config.runtime, &self.care.run) {
+            return Err(failed(ApiError::Broken(format!("{wrong}; {mend}"))));
         }
         let alone = Arc::clone(&self.creating).lock_owned().await;
         let (api, path) = (self.api.clone(), format!("/containers/create?name={}", config.name));

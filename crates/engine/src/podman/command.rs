@@ -14,6 +14,7 @@ use tokio::process::Command;
 use super::Podman;
 use super::adoption::driver_objection;
 use crate::container::{EngineError, Keeper};
+use crate::foreign::fitness::PATIENCE;
 use crate::foreign::{Fitness, Look, SHORT};
 use crate::processes::process::Handle;
 
@@ -319,27 +320,32 @@ impl Podman {
         self.storage.get_or_try_init(|| self.ask_for_storage(name)).await
     }
 
-    /// Whether containers of this Podman move, and come here.
+    /// Whether this Podman is such that its containers can move and come here.
     pub async fn fitness(&self) -> Fitness {
         let format = format!("{{{{.Version.Version}}}}\n{STORAGE}");
         let mut command = self.in_its_settings();
         let under_way = command.args(["info", "--format", &format]).kill_on_drop(true).output();
-        let output = match tokio::time::timeout(SHORT, under_way).await {
+        let found = match tokio::time::timeout(PATIENCE, under_way).await {
             Ok(Ok(output)) if output.status.success() => output,
-            Ok(Ok(output)) => return Fitness::Unfit(said(&output.stderr)),
             Ok(Err(error)) if error.kind() == ErrorKind::NotFound => return Fitness::Absent,
+            Ok(Ok(output)) => return Fitness::unfit(said(&output.stderr), "`podman info` has to work"),
             Ok(Err(error)) => {
-                return Fitness::Unfit(format!("{} cannot be run: {error}", self.config.podman.display()));
+                let program = self.config.podman.display();
+                return Fitness::unfit(format!("cannot run {program}: {error}"), "`podman info` has to work");
             }
-            Err(_) => return Fitness::Unfit(format!("it has not answered for {} s", SHORT.as_secs())),
+            Err(_) => return Fitness::silent(),
         };
-        let told = String::from_utf8_lossy(&output.stdout);
+        let told = String::from_utf8_lossy(&found.stdout);
         let read = told.split_once('\n').and_then(|(version, rest)| Some((version, Storage::parse(rest)?)));
-        match read {
-            None => Fitness::Unfit(format!("its answer is not understood: {told:?}")),
-            Some((version, storage)) => {
-                driver_objection(&storage.driver).map_or(Fitness::Fit(version.to_owned()), Fitness::Unfit)
-            }
+        let Some((version, storage)) = read else {
+            return Fitness::unfit(
+                format!("its answer is not understood: {told:?}"),
+                "`podman info` has to work",
+            );
+        };
+        match driver_objection(&storage.driver) {
+            Some(objection) => Fitness::unfit(objection, "its containers do not move; see docs/podman.md"),
+            None => Fitness::Fit(version.to_owned()),
         }
     }
 

@@ -24,6 +24,9 @@ use crate::foreign::archive::{BLOBS, PREPARED, Pieces, SILENT, Timely, oci_layou
 use crate::foreign::making::PULL;
 use crate::processes::process::KilledOnDrop;
 
+/// Where there is room for the copy of an image, as Podman has it by itself.
+const COPIES: &str = "/var/tmp";
+
 /// Most layers that a node is believed to have.
 const MOST_LAYERS: usize = 4096;
 
@@ -109,11 +112,16 @@ impl Podman {
         words.extend(["--", &id]);
         let words = words.into_iter().map(OsStr::new).collect();
         let call = Call { name: &config.name, action: "save the image of", words, settings: None };
+        // Podman copies the whole image there first, and leaves that when it is killed.
+        let copy = tempfile::Builder::new().prefix("godwit-save-").tempdir_in(COPIES);
+        let copy = copy.map_err(|error| failed(&call, format!("making a directory in {COPIES}: {error}")))?;
         let mut command = self.command(&call).into_std();
+        command.env("TMPDIR", copy.path());
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| self.not_started(&call, &error))?;
         // Until it writes the first of the archive, the thread that reads it does not learn that the move has ended.
-        let _unless_wanted = KilledOnDrop::new(&child).map_err(|error| failed(&call, error.to_string()))?;
+        let _unless_wanted =
+            KilledOnDrop::new(&mut child).map_err(|error| failed(&call, error.to_string()))?;
         let saving = tokio::task::spawn_blocking(move || {
             let mut pieces = Pieces::new(to);
             let sent = match child.stdout.take().map(|archive| Timely::new(archive, (PREPARED, SILENT))) {
@@ -126,7 +134,9 @@ impl Podman {
                 // It writes to nobody.
                 child.kill()?;
             }
-            Ok::<_, io::Error>((sent, child.wait_with_output()?))
+            let output = child.wait_with_output()?;
+            copy.close()?;
+            Ok::<_, io::Error>((sent, output))
         });
         let ended = saving.await.map_err(io::Error::other).and_then(|ended| ended);
         let (sent, output) = ended.map_err(|error| failed(&call, error.to_string()))?;

@@ -187,9 +187,16 @@ impl Handle {
 pub(crate) struct KilledOnDrop(Option<Handle>);
 
 impl KilledOnDrop {
-    /// For a child that its owner has not waited for.
-    pub(crate) fn new(child: &std::process::Child) -> io::Result<Self> {
-        Handle::open(child.id()).map(Self)
+    /// For a child that its owner has not waited for; where that cannot be, the child has ended.
+    pub(crate) fn new(child: &mut std::process::Child) -> io::Result<Self> {
+        match Handle::open(child.id()) {
+            Ok(handle) => Ok(Self(handle)),
+            Err(error) => {
+                child.kill()?;
+                child.wait()?;
+                Err(error)
+            }
+        }
     }
 }
 
@@ -209,7 +216,7 @@ mod tests {
     #[tokio::test]
     async fn a_child_that_nobody_wants_any_more_ends() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        drop(KilledOnDrop::new(&child).unwrap());
+        drop(KilledOnDrop::new(&mut child).unwrap());
         assert!(!child.wait().unwrap().success());
     }
 

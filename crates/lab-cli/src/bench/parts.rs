@@ -37,10 +37,10 @@ use crate::{
     trial::{self, ADDRESS, DESTINATION, SOURCE, blocking},
 };
 
-/// A link, and a service that crosses it.
 /// Of how many faults a result has the times.
 const LONGEST: usize = 10;
 
+/// A link, and a service that crosses it.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct LinkArgs {
     /// Memory of the service

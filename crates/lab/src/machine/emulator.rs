@@ -10,21 +10,21 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::mpsc,
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use super::store;
 use crate::{
     config::UPLINK,
     error::{Context, LabError},
     spec::{Architecture, Machine},
 };
 
-/// Where it is noted whether KVM works, until this host reboots.
+/// Where it is noted which images KVM boots.
 const TRIED: &str = "/run/godwit/machines";
-const YES: &str = "yes";
-/// A machine without a disk is switched off sooner by KVM, which takes a second.
+/// A machine without a disk is switched off sooner under KVM, after a second.
 const BOOTS: Duration = Duration::from_secs(20);
 
 /// What runs a machine's processors.
@@ -34,6 +34,15 @@ pub(crate) enum Accelerator {
     Kvm,
     /// Emulation, some ten times slower.
     Emulation,
+}
+
+impl Accelerator {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Emulation => "emulation",
+        }
+    }
 }
 
 /// How a machine starts.
@@ -107,47 +116,75 @@ pub(crate) fn serve_disk(command: &mut Command, disk: &Path, socket: &Path, pid:
     command.args(["cache=writeback", "cache-min-block-size=4K"]);
 }
 
-/// KVM, where this image's kernel boots by it: that `/dev/kvm` is there, or that a processor can be set up, does not say
-/// so. It is tried once for each boot of this host.
+/// KVM, where this image's kernel boots under it: that `/dev/kvm` is there, or that a processor can be set up, does not say
+/// so. What came of it is noted until this host reboots.
 pub(crate) fn accelerator(architecture: Architecture, image: &Path) -> Result<Accelerator, LabError> {
     if Architecture::own() != Some(architecture) || File::open("/dev/kvm").is_err() {
         return Ok(Accelerator::Emulation);
     }
-    let known = Path::new(TRIED).join(format!("kvm-{architecture}"));
-    let works = match fs::read_to_string(&known) {
-        Ok(known) => known == YES,
-        Err(_) => {
-            let works = boots(architecture, image).context("trying KVM by", program(architecture))?;
-            fs::create_dir_all(TRIED).context("creating", TRIED)?;
-            fs::write(&known, if works { YES } else { "no" }).context("writing", known.display())?;
-            works
-        }
-    };
-    Ok(if works { Accelerator::Kvm } else { Accelerator::Emulation })
+    // Images have their digest for a name.
+    let image = fs::canonicalize(image).context("finding", image.display())?;
+    let known = Path::new(TRIED).join(image.file_name().unwrap_or_default());
+    let noted = fs::read_to_string(&known).unwrap_or_default();
+    let found = [Accelerator::Kvm, Accelerator::Emulation].into_iter().find(|one| one.word() == noted);
+    if let Some(accelerator) = found {
+        return Ok(accelerator);
+    }
+    let tried = boots(architecture, &image).context("trying KVM by", program(architecture))?;
+    let accelerator = if tried == Tried::Boots { Accelerator::Kvm } else { Accelerator::Emulation };
+    if accelerator == Accelerator::Emulation {
+        store::say("this host's KVM does not boot the machine's kernel: its processors are emulated");
+    }
+    // One that takes too long may be in time when the host is less busy.
+    if tried != Tried::TooSlow {
+        fs::create_dir_all(TRIED).context("creating", TRIED)?;
+        // Another lab may note the same now.
+        let new = known.with_extension(std::process::id().to_string());
+        fs::write(&new, accelerator.word()).context("writing", new.display())?;
+        fs::rename(&new, &known).context("renaming", new.display())?;
+    }
+    Ok(accelerator)
 }
 
-/// Whether the kernel of an image boots by KVM. Its initrd switches a machine without a disk off.
-fn boots(architecture: Architecture, image: &Path) -> io::Result<bool> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tried {
+    Boots,
+    Fails,
+    TooSlow,
+}
+
+/// Whether the kernel of an image boots under KVM. Its initrd switches a machine without a disk off.
+fn boots(architecture: Architecture, image: &Path) -> io::Result<Tried> {
     let mut command = Command::new(program(architecture));
     command.args(["-machine", board(architecture), "-accel", "kvm", "-cpu", "host", "-m", "512"]);
     command.args(["-nodefaults", "-display", "none", "-append", "quiet panic=-1"]);
     command.arg("-kernel").arg(image.join("kernel")).arg("-initrd").arg(image.join("initrd"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
-    let (ended, wait) = mpsc::channel();
-    let complaints = child.stderr.take();
+    let (to, complaints) = mpsc::channel();
+    let stderr = child.stderr.take();
     thread::spawn(move || {
-        let lines = complaints.into_iter().flat_map(|complaints| BufReader::new(complaints).lines());
-        // It stays, with its processors stopped, after such an error.
-        let fails = lines.map_while(Result::ok).any(|line| line.contains("KVM internal error"));
-        // Whoever has waited for too long does not listen.
-        let _ = ended.send(!fails);
+        let lines = stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).split(b'\n'));
+        for line in lines.map_while(Result::ok) {
+            // Whoever has heard enough does not listen any more.
+            let _ = to.send(line);
+        }
     });
-    let ended = wait.recv_timeout(BOOTS).unwrap_or(false);
-    if !ended {
-        child.kill()?;
-    }
-    Ok(child.wait()?.success() && ended)
+    let deadline = Instant::now() + BOOTS;
+    // The channel closes when QEMU ends.
+    let early = loop {
+        match complaints.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            // After such an error it stays, with its processors stopped.
+            Ok(line) if line.starts_with(b"KVM internal error") => break Some(Tried::Fails),
+            Ok(_) => {}
+            Err(RecvTimeoutError::Disconnected) => break None,
+            Err(RecvTimeoutError::Timeout) => break Some(Tried::TooSlow),
+        }
+    };
+    let killed = if early.is_some() { child.kill() } else { Ok(()) };
+    let status = child.wait()?;
+    killed?;
+    Ok(early.unwrap_or(if status.success() { Tried::Boots } else { Tried::Fails }))
 }
 
 fn board(architecture: Architecture) -> &'static str {

@@ -42,6 +42,13 @@ impl Disk {
     }
 }
 
+impl Disk {
+    /// Whether it helps to give up what was sent ahead, where so many bytes come.
+    fn is_made_room_on(&self, bytes: u64) -> bool {
+        self.has_kept && bytes > self.free
+    }
+}
+
 /// What speaks against it, where `missing` has to come, and its engine has these layers.
 pub(super) async fn lacks_room(
     local: &NodeResources,
@@ -73,8 +80,7 @@ pub(super) async fn make_room(
     let more = needed(service, open, layers).saturating_sub(of_it);
     // One that does not tell has been named, and refused.
     if let Ok(disk) = Disk::of(local, service).await?
-        && disk.has_kept
-        && more > disk.free
+        && disk.is_made_room_on(more)
     {
         local.kept_files.give_up_but(&service.id).await;
     }
@@ -114,6 +120,14 @@ fn free_bytes(directory: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_sent_ahead_gives_way_only_on_the_disk_that_is_short() {
+        let disk = |free, has_kept| Disk { name: String::new(), free, has_kept };
+        assert!(disk(9, true).is_made_room_on(10));
+        assert!(!disk(10, true).is_made_room_on(10), "there is room");
+        assert!(!disk(9, false).is_made_room_on(10), "it lies elsewhere");
+    }
 
     #[test]
     fn no_sum_of_announced_bytes_wraps() {

@@ -135,7 +135,8 @@ fn beside(carried: f64, shortest: Duration, window: Option<u64>) -> u64 {
     // The bound makes a small number of it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let bytes = (carried * shortest.as_secs_f64() / 2.0).min(MOST_BESIDE as f64) as u64;
-    let fits = window.map_or(u64::MAX, |window| window.saturating_sub(PAGE_SIZE));
+    // A page more is for headers, and for segments that are not full.
+    let fits = window.map_or(u64::MAX, |window| window.saturating_sub(2 * PAGE_SIZE));
     1 << bytes.min(fits).max(PAGE_SIZE).ilog2()
 }
 
@@ -330,7 +331,9 @@ mod tests {
     #[test]
     fn what_follows_a_page_fits_into_the_window_with_it() {
         // Ten segments at first, then more; one that has shrunk to a segment.
-        for (window, pages) in [(14_480, 2), (40_000, 8), (70_000, 16), (1_000_000, 16), (1448, 1)] {
+        for (window, pages) in
+            [(14_480, 1), (36_864, 4), (40_960, 8), (73_728, 16), (1_000_000, 16), (1448, 1)]
+        {
             assert_eq!(beside(115e6, Duration::from_millis(2), Some(window)), pages * PAGE_SIZE, "{window}");
         }
     }

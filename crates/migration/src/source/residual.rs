@@ -15,7 +15,7 @@ use crate::page_hash::EarlierVisit;
 
 /// What lies behind a page that is waited for and follows it, bytes, until it is known how much crosses
 /// while the next is asked for.
-const BESIDE: u64 = 4 * PAGE_SIZE;
+const BESIDE: u64 = 2 * PAGE_SIZE;
 
 /// Pages that stay until the commit unless they are asked for, however fast the link is: what comes
 /// after the commit is then the same for every service. They are the last of those that were not written
