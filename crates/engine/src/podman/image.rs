@@ -125,8 +125,14 @@ impl Podman {
         let saving = tokio::task::spawn_blocking(move || {
             let mut pieces = Pieces::new(to);
             let sent = match child.stdout.take().map(|archive| Timely::new(archive, (PREPARED, SILENT))) {
-                Some(archive) if is_oci => filter(archive, &without, &mut pieces),
-                Some(archive) => oci_layout(archive, &without, &mut pieces),
+                Some(mut archive) => {
+                    let sent = match is_oci {
+                        true => filter(&mut archive, &without, &mut pieces),
+                        false => oci_layout(&mut archive, &without, &mut pieces),
+                    };
+                    // What pads it is read, too: a Podman whose output is closed before its end has failed.
+                    sent.and_then(|()| io::copy(&mut archive, &mut io::sink()).map(drop))
+                }
                 None => Ok(()),
             };
             let sent = sent.and_then(|()| pieces.flush());
