@@ -89,6 +89,18 @@ const PROFILE_FILE: &str = "/etc/apparmor.d/lab-redis";
 /// The directory of its container that the profile lets nobody write.
 const DENIED: &str = "denied";
 
+/// All services but the confined one, and nothing special.
+const ALL: Setting = Setting {
+    name: PLAIN,
+    make: |_| (),
+    services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
+};
+const CONFINED: Setting = Setting {
+    name: "AppArmor",
+    make: |bed| ["a", "b"].into_iter().for_each(|node| load_profile(bed, node)),
+    services: &[Kind::Confined],
+};
+
 const PAIRS: &[Pair] = &[
     Pair {
         name: "debian12-debian13",
@@ -96,11 +108,7 @@ const PAIRS: &[Pair] = &[
         back: Back::Free,
         env: None,
         settings: &[
-            Setting {
-                name: PLAIN,
-                make: |_| (),
-                services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
-            },
+            ALL,
             Setting {
                 name: "clock+1h",
                 make: |bed| bed.lab().shift_clock("b", 3600).unwrap(),
@@ -122,11 +130,7 @@ const PAIRS: &[Pair] = &[
                 },
                 services: &[Kind::Redis, Kind::Clocks],
             },
-            Setting {
-                name: "AppArmor",
-                make: |bed| ["a", "b"].into_iter().for_each(|node| load_profile(bed, node)),
-                services: &[Kind::Confined],
-            },
+            CONFINED,
         ],
         archive: None,
     },
@@ -135,18 +139,7 @@ const PAIRS: &[Pair] = &[
         machines: ["ubuntu24.04", "debian13"],
         back: Back::Free,
         env: None,
-        settings: &[
-            Setting {
-                name: PLAIN,
-                make: |_| (),
-                services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
-            },
-            Setting {
-                name: "AppArmor",
-                make: |bed| ["a", "b"].into_iter().for_each(|node| load_profile(bed, node)),
-                services: &[Kind::Confined],
-            },
-        ],
+        settings: &[ALL, CONFINED],
         archive: Some("GODWIT_UBUNTU_ARCHIVE"),
     },
     Pair {
@@ -155,11 +148,7 @@ const PAIRS: &[Pair] = &[
         machines: ["debian13:cpu=IvyBridge", HOST],
         back: Back::AsProcessorsSay,
         env: None,
-        settings: &[Setting {
-            name: PLAIN,
-            make: |_| (),
-            services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
-        }],
+        settings: &[ALL],
         archive: None,
     },
     Pair {
@@ -203,11 +192,7 @@ const PAIRS: &[Pair] = &[
         machines: ["arm64", "arm64"],
         back: Back::Free,
         env: None,
-        settings: &[Setting {
-            name: PLAIN,
-            make: |_| (),
-            services: &[Kind::Redis, Kind::Pattern, Kind::Postgres, Kind::Clocks],
-        }],
+        settings: &[ALL],
         archive: None,
     },
 ];
