@@ -366,7 +366,9 @@ fn a_shell_in_a_shell_is_refused_by_name_and_a_checkpoint_is_while_somebody_is_a
 
 #[test]
 fn a_user_who_leaves_after_a_move_hangs_the_command_up_and_a_service_that_stops_ends_it() {
-    let bed = up("terminal-leaves");
+    let mut points = None;
+    let bed = up_with("terminal-leaves", |config| points = Some(Points::among(config, &[FOLLOW])));
+    let points = points.unwrap();
     let mut user = User::runs(&bed, &["sleep", "99999"]);
     wait_for("the command", || runs(&bed, "a", " sleep 99999").then_some(()));
     bed.migrate(NAME, "a", "b");
@@ -379,7 +381,13 @@ fn a_user_who_leaves_after_a_move_hangs_the_command_up_and_a_service_that_stops_
     bed.migrate(NAME, "b", "a");
     let mut user = User::runs(&bed, &["sleep", "88888"]);
     wait_for("the command", || runs(&bed, "a", " sleep 88888").then_some(()));
+    points.hold(FOLLOW);
     bed.migrate(NAME, "a", "b");
+    points.reached(FOLLOW);
+    // Before its user is there.
     bed.done("b", &["kill", NAME]);
+    let has_stopped = || bed.done("b", &["ps", "--all"]).contains("stopped").then_some(());
+    wait_for("the end of the service", has_stopped);
+    points.let_go(FOLLOW);
     assert_eq!(user.ended().0, Some(137));
 }

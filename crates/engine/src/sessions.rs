@@ -123,6 +123,8 @@ pub struct Session {
     typed: AtomicU64,
     /// Somebody sits at it, or nobody may any more.
     is_attached: AtomicBool,
+    /// Its container has run here since it came: its user is on the way.
+    is_expecting: AtomicBool,
     /// Is made [`Phase::Held`] before the turn is waited for: whoever has a later turn finds it so.
     phase: Sender<Phase>,
 }
@@ -231,6 +233,7 @@ impl Session {
             state: Mutex::default(),
             typed: AtomicU64::new(typed),
             is_attached: AtomicBool::new(false),
+            is_expecting: AtomicBool::new(false),
             phase,
         })
     }
@@ -519,6 +522,11 @@ impl Session {
     fn has_ended(&self) -> bool {
         has_ended(&self.monitor)
     }
+
+    /// Whether a user is still to come, who has to hear how it ended.
+    fn awaits_user(&self) -> bool {
+        self.is_expecting.load(Ordering::Acquire) && !self.is_attached.load(Ordering::Acquire)
+    }
 }
 
 /// Does something on a thread of its own that may wait for ever: it takes no place from others, and godwitd ends without it.
@@ -570,10 +578,11 @@ impl Sessions {
     pub(crate) fn of(&self, name: &ServiceName) -> Vec<Arc<Session>> {
         let mut all = self.lock();
         all.retain(|_, sessions| {
-            sessions.retain(|session| !session.has_ended());
+            sessions.retain(|session| !session.has_ended() || session.awaits_user());
             !sessions.is_empty()
         });
-        all.get(name).cloned().unwrap_or_default()
+        let of = all.get(name).into_iter().flatten();
+        of.filter(|session| !session.has_ended()).cloned().collect()
     }
 
     /// Adds one whose user is there, or is to come.
@@ -584,9 +593,9 @@ impl Sessions {
         session
     }
 
-    /// The one with this token, for its only user at this node.
+    /// The one with this token, for its only user at this node: also where it has ended before the user came.
     pub(crate) fn attach(&self, name: &ServiceName, token: &str) -> Option<Arc<Session>> {
-        let found = self.of(name).into_iter().find(|session| session.token == token)?;
+        let found = self.lock().get(name)?.iter().find(|session| session.token == token).cloned()?;
         (!found.is_attached.swap(true, Ordering::AcqRel)).then_some(found)
     }
 
@@ -600,8 +609,11 @@ impl Sessions {
 
     /// The container runs from now on: its users have to come soon.
     pub(crate) fn begin(&self, name: &ServiceName) {
-        let expected: Vec<Weak<Session>> =
-            self.lock().get(name).into_iter().flatten().map(Arc::downgrade).collect();
+        let mut expected: Vec<Weak<Session>> = Vec::new();
+        for session in self.lock().get(name).into_iter().flatten() {
+            session.is_expecting.store(true, Ordering::Release);
+            expected.push(Arc::downgrade(session));
+        }
         if !expected.is_empty() {
             tokio::spawn(self.clone().expect_users_within(USER_LIMIT, name.clone(), expected));
         }

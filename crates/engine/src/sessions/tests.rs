@@ -179,6 +179,24 @@ async fn only_those_whose_users_were_expected_and_have_not_come_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_is_expected_hears_of_an_end_that_comes_first() {
+    let mut container = Container::new();
+    let here = Sessions::default();
+    here.add(&name(), container.session("expected"), false);
+    here.begin(&name());
+    here.add(&name(), container.session("has not run"), false);
+    container.kept = None;
+    container.process.kill().await.unwrap();
+    assert!(here.of(&name()).is_empty());
+    assert!(here.attach(&name(), "has not run").is_none());
+    let session = here.attach(&name(), "expected").unwrap();
+    assert!(here.attach(&name(), "expected").is_none());
+    drop((container.user, container.end));
+    assert_eq!(session.next().await.unwrap(), News::Lost);
+    session.container_ended().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_more_than_can_move_is_refused() {
     let container = Container::new();
     let here = Sessions::default();
