@@ -8,6 +8,7 @@ mod adoption;
 mod arrival;
 mod binds;
 mod command;
+mod copies;
 pub(crate) mod definition;
 mod health;
 mod image;

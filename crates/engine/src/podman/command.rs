@@ -16,7 +16,7 @@ use super::adoption::driver_objection;
 use crate::container::{EngineError, Keeper};
 use crate::foreign::fitness::PATIENCE;
 use crate::foreign::{Fitness, Look, SHORT};
-use crate::processes::process::Handle;
+use crate::processes::process::KilledOnDrop;
 
 /// A container as `podman container inspect` tells it.
 #[derive(Debug, Clone, Deserialize)]
@@ -244,7 +244,7 @@ impl Podman {
         let mut command = self.command(call).into_std();
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.map_err(|error| self.not_started(call, &error))?;
-        let pid = child.id();
+        let unless_wanted = KilledOnDrop::new(&mut child).map_err(|error| failed(call, error.to_string()))?;
         let reading = tokio::task::spawn_blocking(move || {
             let read = match child.stdout.take() {
                 Some(output) => read(output),
@@ -255,12 +255,10 @@ impl Podman {
         let ended = match tokio::time::timeout(SHORT, reading).await {
             Ok(ended) => ended.map_err(std::io::Error::other).and_then(|ended| ended),
             Err(_) => {
-                if let Ok(Some(hung)) = Handle::open(pid) {
-                    let _ = hung.kill();
-                }
                 return Err(failed(call, format!("it has not answered for {} s", SHORT.as_secs())));
             }
         };
+        drop(unless_wanted);
         match ended {
             Ok((Ok(read), _)) => Ok(read),
             Ok((Err(_), output)) if !output.status.success() => Err(failed(call, said(&output.stderr))),

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use super::Podman;
 use super::command::{Call, failed, said};
+use super::copies::Copy;
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
 use crate::foreign::archive::{BLOBS, PREPARED, Pieces, SILENT, Timely, oci_layout, without, without_names};
@@ -113,7 +114,8 @@ impl Podman {
         let words = words.into_iter().map(OsStr::new).collect();
         let call = Call { name: &config.name, action: "save the image of", words, settings: None };
         // Podman copies the whole image there first, and leaves that when it is killed.
-        let copy = tempfile::Builder::new().prefix("godwit-save-").tempdir_in(COPIES);
+        let copy = tokio::task::spawn_blocking(|| Copy::new(Path::new(COPIES))).await;
+        let copy = copy.map_err(io::Error::other).and_then(|copy| copy);
         let copy = copy.map_err(|error| failed(&call, format!("making a directory in {COPIES}: {error}")))?;
         let mut command = self.command(&call).into_std();
         command.env("TMPDIR", copy.path());
