@@ -59,6 +59,7 @@ mod nginx;
 mod obstacles;
 mod options;
 mod other_releases;
+mod place;
 mod podman;
 mod ports;
 mod postgres;

@@ -352,7 +352,7 @@ fn verbs_from_other_nodes_are_taken_of_those_that_the_operator_names() {
         services.iter().any(|service| service["name"] == "s" && service["node"] == "b").then_some(())
     });
     // Node b takes none of a's.
-    for verb in [&["migrate", "s", "--to", "a"][..], &["cancel", "s"]] {
+    for verb in [&["migrate", "s", "--to", "a"][..], &["cancel", "s"], &["place", "s", "--dry-run"]] {
         let said = bed.godwit("a", verb);
         let words = ["node b does not accept", "from node a", "run it on node b", "--verbs-from a"];
         assert_eq!(said.code, 1, "{said:?}");

@@ -343,7 +343,8 @@ impl Bed {
     /// Runs a command of godwit, whatever comes of it. A move that is aborted because a busy machine has let a node be silent
     /// is tried again.
     pub fn godwit(&self, node: &str, arguments: &[impl AsRef<OsStr>]) -> Said {
-        let moves = arguments.iter().any(|word| word.as_ref() == "migrate");
+        let moves =
+            arguments.iter().any(|word| ["migrate", "place"].iter().any(|verb| word.as_ref() == *verb));
         let mut tries = 1..TRIES;
         loop {
             let said = Self::said(self.command(node, arguments));

@@ -87,6 +87,8 @@ pub enum ValueError {
     Time,
     #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
     Duration,
+    #[error("write a latency with its unit: 20ms, 500us")]
+    Latency,
     #[error("a rate is a whole number with a unit: 400mbit, 1gbit, 50MB/s or 50MiB/s")]
     Rate,
     #[error("the path cannot be made absolute: the current directory is gone")]
@@ -482,6 +484,22 @@ pub(crate) fn duration(text: &str) -> Result<Duration, ValueError> {
     };
     let seconds = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
     seconds.map(Duration::from_secs).ok_or(ValueError::Duration)
+}
+
+/// A round trip: `20ms`, `500us`, or a longer [`duration`].
+pub(crate) fn latency(text: &str) -> Result<Duration, ValueError> {
+    let number = |unit: &str| text.strip_suffix(unit).and_then(|number| number.parse::<u32>().ok());
+    let found = match (number("ms"), number("us")) {
+        (Some(ms), _) => Duration::from_millis(ms.into()),
+        (_, Some(us)) => Duration::from_micros(us.into()),
+        _ => duration(text).map_err(|_| ValueError::Latency)?,
+    };
+    if found.is_zero() { Err(ValueError::Latency) } else { Ok(found) }
+}
+
+/// A [`duration`] that is not 0.
+pub(crate) fn some_time(text: &str) -> Result<Duration, ValueError> {
+    duration(text).and_then(|found| if found.is_zero() { Err(ValueError::Duration) } else { Ok(found) })
 }
 
 /// A moment in the past: an age, seconds since 1970, or RFC 3339 in UTC; as milliseconds.

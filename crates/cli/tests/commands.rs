@@ -570,6 +570,31 @@ async fn check_prints_what_is_in_the_way_and_ends_with_what_a_script_can_act_on(
 }
 
 #[tokio::test]
+async fn place_says_why_and_moves_where_the_daemon_has_decided_for_it() {
+    let fake = Fake::start();
+    let moved = fake.run(&["place", "redis"]).await;
+    assert_eq!(moved.code, 0, "{moved:?}");
+    assert!(moved.stdout.starts_with("redis is better on b than on a\nredis moved from "), "{moved:?}");
+    let dry = fake.run(&["place", "redis", "--dry-run", "--explain"]).await;
+    assert_eq!(
+        (dry.code, dry.stdout.as_str()),
+        (0, "redis is better on b than on a\nwarning: it writes much\n"),
+        "{dry:?}"
+    );
+    let alone = fake.run(&["place", "alone"]).await;
+    assert_eq!((alone.code, alone.stdout.as_str()), (0, "alone stays on a: no other node can take it\n"));
+    let stuck = fake.run(&["place", "stuck"]).await;
+    assert_eq!((stuck.code, stuck.stdout.as_str()), (1, "stuck cannot leave a:\n  it has a pipe\n"));
+    // What is asked for goes along, and what does not move is tried elsewhere.
+    let json = fake.run(&["--json", "place", "aborted", "--latency", "500us", "--stay", "2m"]).await;
+    let lines: Vec<serde_json::Value> =
+        json.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&lines[0]["latency_us"], &lines[0]["stay_ms"]), (&500.into(), &120_000.into()));
+    let reports = lines.iter().filter(|line| line["outcome"] == "aborted").count();
+    assert_eq!((json.code, reports), (1, 2), "{json:?}");
+}
+
+#[tokio::test]
 async fn run_leaves_a_reference_to_the_engine_that_makes_the_container() {
     let fake = Fake::start();
     let finished =

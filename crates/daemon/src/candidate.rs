@@ -137,7 +137,7 @@ async fn look(
     let checked = noted(node, &service, &found, moves).await;
     let forgotten = node.local().clear(&service).await;
     drop(occupied);
-    let Findings { obstacles, objections, warnings, forecast } = checked?;
+    let Findings { obstacles, objections, warnings, forecast, .. } = checked?;
     forgotten.map_err(internal)?;
     findings.objections.extend(objections);
     findings.warnings.extend(warnings);

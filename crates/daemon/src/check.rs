@@ -28,7 +28,7 @@ const MOST: usize = 4096;
 
 /// Most obstacles that are shown, and most sentences of a kind: with the longest ones an answer stays below the 4 MiB that
 /// another node takes.
-const MOST_SHOWN: usize = 200;
+pub(crate) const MOST_SHOWN: usize = 200;
 
 /// The longest sentence that is passed on, in characters.
 const LONGEST: usize = 1000;
@@ -144,7 +144,7 @@ fn differences(nodes: &[api::NodeInfo], here: &str, there: &str) -> Vec<String> 
 }
 
 fn response(name: String, source: String, destination: String, findings: Findings) -> api::CheckMoveResponse {
-    let Findings { obstacles, mut objections, warnings, forecast } = findings;
+    let Findings { obstacles, mut objections, warnings, forecast, .. } = findings;
     if let Some(more) = obstacles.len().checked_sub(MOST_SHOWN).filter(|more| *more > 0) {
         objections.push(format!("{more} more obstacles are not shown"));
     }
@@ -161,7 +161,8 @@ fn response(name: String, source: String, destination: String, findings: Finding
     }
 }
 
-fn obstacle(found: Obstacle) -> api::Obstacle {
+/// An obstacle, as it is told to users.
+pub(crate) fn obstacle(found: Obstacle) -> api::Obstacle {
     let Obstacle { pid, inside, name, what, why } = found;
     // A process gives itself its name, and chooses those of its files.
     api::Obstacle { pid, inside, name: plain(&name), what: plain(&what), why: why.to_owned() }
@@ -284,7 +285,7 @@ mod tests {
             obstacles: (0..MOST_SHOWN + 7).map(found).collect(),
             objections: vec![bad.clone()],
             warnings: vec![bad],
-            forecast: None,
+            ..Findings::default()
         };
         let told = response("web".into(), "a".into(), "b".into(), findings);
         assert!(is_plain(&told) && told.objections[0].starts_with("?[2J?web can move?"), "{told:?}");

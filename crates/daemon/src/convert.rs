@@ -306,6 +306,7 @@ pub(crate) fn report(report: Report) -> api::MigrationReport {
         destination: report.destination,
         outcome: report.outcome.name().into(),
         reason: report.reason,
+        refused: report.refused,
         rounds: report.rounds,
         total_ms: to_microseconds(report.total_ms),
         frozen_ms: to_microseconds(report.frozen_ms),

@@ -42,6 +42,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         criu: node.criu().known_version().map(|version| version.to_string()).unwrap_or_default(),
         oldest_protocol: Versions::OWN.oldest(),
         newest_protocol: Versions::OWN.newest(),
+        busy_permille: node.load.busy_permille(),
     })
 }
 

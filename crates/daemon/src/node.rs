@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
+use crate::load::Load;
 use crate::peers::Peers;
 use crate::protection::Surroundings;
 use crate::state::{State, StateError};
@@ -185,6 +186,8 @@ pub(crate) struct Node {
     ends: broadcast::Sender<End>,
     /// Checks of services, which end before this daemon does: a tracker must not be left in a service.
     pub checks: TaskTracker,
+    /// How busy its processors are.
+    pub load: Load,
     means: std::sync::OnceLock<Means>,
     transient: Mutex<Transient>,
 }
@@ -212,6 +215,7 @@ impl Node {
             freed: Notify::new(),
             ends: broadcast::channel(lives::ENDS).0,
             checks: TaskTracker::new(),
+            load: Load::new(),
             means: std::sync::OnceLock::new(),
             transient: Mutex::default(),
         }

@@ -17,8 +17,8 @@ use crate::services;
 use crate::status::internal;
 use crate::{
     adopt, candidate, capture, checkpoint, connections, copy, directory, doctor, exec, images, join, layers,
-    logs, made_by, migrate, network_changes, prepare, removals, restart, restore, stats, update, volumes,
-    wait,
+    logs, made_by, migrate, network_changes, place, prepare, removals, restart, restore, stats, update,
+    volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -215,6 +215,13 @@ impl NodeApi for NodeService {
         request: Request<api::CheckMoveRequest>,
     ) -> Result<Response<api::CheckMoveResponse>, Status> {
         Ok(Response::new(candidate::or_service(&self.0, request.into_inner()).await?))
+    }
+
+    async fn place(
+        &self,
+        request: Request<api::PlaceRequest>,
+    ) -> Result<Response<api::PlaceResponse>, Status> {
+        Ok(Response::new(place::anywhere(&self.0, request.into_inner()).await?))
     }
 
     async fn cancel(

@@ -17,7 +17,7 @@ use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, check, cluster, connections, migrate, prepare, renew, sessions, wait};
+use crate::{capture, check, cluster, connections, migrate, place, prepare, renew, sessions, wait};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -220,6 +220,25 @@ impl Peer for PeerService {
         let name = request.r#move.as_ref().map(|asked| asked.name.as_str()).unwrap_or_default();
         self.pass(&from, "check", &service_name(name)?)?;
         Ok(Response::new(check::here(&self.0, &request).await?))
+    }
+
+    async fn place(
+        &self,
+        request: Request<api::PlaceRequest>,
+    ) -> Result<Response<api::PlaceResponse>, Status> {
+        let from = caller(&request)?;
+        let request = request.into_inner();
+        let name = request.r#move.as_ref().map(|asked| asked.name.as_str()).unwrap_or_default();
+        self.pass(&from, "place", &service_name(name)?)?;
+        Ok(Response::new(place::here(&self.0, &request).await?))
+    }
+
+    async fn distances(
+        &self,
+        request: Request<api::DistancesRequest>,
+    ) -> Result<Response<api::DistancesResponse>, Status> {
+        let from = caller(&request)?;
+        Ok(Response::new(place::clients::of_this_node(&from, request.into_inner()).await?))
     }
 
     async fn cancel(

@@ -54,7 +54,8 @@ pub(crate) fn member_fault(member: &Member, now_ms: i64) -> Option<String> {
     (member.revision > latest).then(|| "its revision is in the future; set the clocks of both nodes".into())
 }
 
-fn is_host(address: IpAddr) -> bool {
+/// Whether a host can have this address, other than the one that asks.
+pub(crate) fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
     !address.is_unspecified() && !address.is_multicast() && !address.is_loopback() && !broadcast
 }

@@ -55,6 +55,9 @@ pub struct Report {
     pub outcome: Outcome,
     /// Why it was aborted or lost; where it moved, what has not been confirmed or released, if anything.
     pub reason: String,
+    /// Whether it was aborted because the destination does not take the service: another node may.
+    #[serde(default)]
+    pub refused: bool,
     /// Passes over the memory while the service ran.
     pub rounds: u32,
     /// From the request until the source holds nothing the destination needs.
@@ -157,6 +160,7 @@ impl Report {
             destination: destination.into(),
             outcome: Outcome::Aborted,
             reason: String::new(),
+            refused: false,
             rounds: 0,
             total_ms: 0.0,
             frozen_ms: 0.0,

@@ -69,7 +69,7 @@ use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::storage;
 use crate::timeline::Timeline;
-pub use check::{Findings, Forecast, LinkFigures, Times};
+pub use check::{Findings, Forecast, LinkFigures, Measured, Seen, Times};
 use dump::Restored;
 pub use error::SourceError;
 use jobs::Jobs;
@@ -303,6 +303,7 @@ impl Source {
         mut recorder: Recorder,
     ) -> Ended {
         let mut reason = crate::error_chain(&error);
+        recorder.report.refused = matches!(error, SourceError::Refused { .. } | SourceError::NoRoom { .. });
         tracing::warn!(migration = %self.id, service = %self.service.name, %reason, "the migration is aborted");
         // What still works on its memory must not meet it when it runs, nor another migration of it.
         self.jobs.end().await;

@@ -25,7 +25,8 @@
 //! - [`Overlay::set_remote`] says that a service lives on another node, [`Overlay::set_absent`]
 //!   that it lives nowhere.
 //! - [`HostNetwork`] lists the machine's interfaces, addresses and routes.
-//! - [`Overlay::capture`] shows the packets of a service, [`connections::inside`] its connections.
+//! - [`Overlay::capture`] shows the packets of a service, [`connections::inside`] its connections, [`round_trip`] how far a
+//!   client is.
 //!
 //! Nothing is learned and nothing is flooded between nodes: godwit writes each forwarding entry.
 //! All state is in the kernel ([`Overlay::list_endpoints`] reads it back), so a restarted daemon
@@ -36,6 +37,7 @@ mod arp;
 mod config;
 pub mod connections;
 mod datapath;
+mod distance;
 mod echoes;
 mod error;
 mod filter;
@@ -68,6 +70,7 @@ mod wireguard;
 pub use config::{Backend, OverlayConfig};
 #[doc(hidden)]
 pub use datapath::read_anything as read_any_openflow;
+pub use distance::round_trip;
 pub use error::NetworkError;
 pub use filter::Filter;
 pub use foreign::{check_namespace, forget_connections, silence, unsilence};

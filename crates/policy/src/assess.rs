@@ -15,6 +15,18 @@ use crate::loss::{Clients, Host, Prices, Usage, lost};
 use crate::quantity::{Moment, Weight, bounded};
 use crate::state::{NodeId, State};
 
+/// Why a service may move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Cause {
+    /// It is watched all the time: it moves when its clients have lost enough, and not too often.
+    #[default]
+    Watched,
+    /// Its user asks for the best place now: what was lost before and how often it has moved do not matter.
+    Asked,
+    /// Its node is to become empty: it moves, to whatever place is the best.
+    Draining,
+}
+
 /// A service, where it is, and where it could be.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
@@ -24,8 +36,8 @@ pub struct Situation<'a> {
     pub host: Host,
     /// Services that are on their way from that node to others.
     pub sending: u32,
-    /// Whether that node is to become empty.
-    pub draining: bool,
+    /// Why it may move.
+    pub cause: Cause,
     /// What the service needs.
     pub needs: &'a Needs,
     /// What it uses.

@@ -8,12 +8,13 @@
 //!    suffered by waiting, even for a client that walks along a border;
 //! 4. budgets allow it.
 //!
-//! A service on a node that is to become empty moves to the best node without any of that: the node shuts down anyway.
+//! Where its user asks for the best place, 1, 3 and 4 do not matter, but for the gain. A service on a node that is to become
+//! empty moves to the best node without any of that: the node shuts down anyway.
 
 use std::time::Duration;
 
 use crate::Mode;
-use crate::assess::{Assessment, Losses, Situation, assess, losses_here, losses_there, weight};
+use crate::assess::{Assessment, Cause, Losses, Situation, assess, losses_here, losses_there, weight};
 use crate::constraint::Refusal;
 use crate::latency::Estimate;
 use crate::loss::Target;
@@ -228,9 +229,10 @@ impl Decider<'_> {
     fn choose(&self, possible: &mut [Assessment]) -> Decision {
         let hindered = self.hindered();
         let rank = |assessment: &Assessment| {
-            let ready = self.situation.draining || self.against(assessment).is_empty();
+            let draining = self.situation.cause == Cause::Draining;
+            let ready = draining || self.against(assessment).is_empty();
             // Where no node is better, the least bad one is shown.
-            let better = self.situation.draining || assessment.delta > 0.0;
+            let better = draining || assessment.delta > 0.0;
             (ready, better, if better { assessment.worth() } else { assessment.delta })
         };
         possible.sort_by(|a, b| {
@@ -240,7 +242,12 @@ impl Decider<'_> {
         let Some(best) = possible.first() else {
             return Decision::Stay([hindered, vec![Reason::NoCandidate]].concat());
         };
-        let against = if self.situation.draining { Vec::new() } else { self.against(best) };
+        let against = match self.situation.cause {
+            Cause::Draining => Vec::new(),
+            // There is nobody for whom a node could be better.
+            _ if self.all <= 0.0 => Vec::new(),
+            Cause::Watched | Cause::Asked => self.against(best),
+        };
         let reasons = [hindered, against].concat();
         if !reasons.is_empty() {
             return Decision::Stay(reasons);
@@ -258,12 +265,17 @@ impl Decider<'_> {
         if sending >= budgets.sends {
             reasons.push(Reason::Sending { now: sending, most: budgets.sends });
         }
-        if self.situation.draining {
+        let cause = self.situation.cause;
+        if cause == Cause::Draining {
             return reasons;
         }
         if self.all <= 0.0 {
             reasons.push(Reason::NoClients);
-        } else if !self.state.armed {
+        }
+        if cause == Cause::Asked {
+            return reasons;
+        }
+        if self.all > 0.0 && !self.state.armed {
             let left = self.state.over.map(|since| thresholds.time.saturating_sub(self.now.since(since)));
             reasons.push(Reason::NotArmed { part: self.part, threshold: thresholds.arm.get(), left });
         }
@@ -292,6 +304,9 @@ impl Decider<'_> {
         }
         if node.gain < GAIN * cost {
             reasons.push(Reason::TooLittle { gain: node.gain, needed: GAIN * cost });
+        }
+        if self.situation.cause == Cause::Asked {
+            return reasons;
         }
         if node.debt < DEBT * cost {
             let left = crate::quantity::seconds((DEBT * cost - node.debt) / node.delta);

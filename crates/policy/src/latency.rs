@@ -3,10 +3,13 @@
 //! | evidence, best first | how sure |
 //! |---|---|
 //! | connections that this client has to that node now | its own deviation |
-//! | a probe of the client by that node | its own deviation |
+//! | probes of the client by both nodes: `r(c,n) − probe(n) + probe(m)` | the deviations of all three |
 //! | through an entry node `e` of published ports: `r(c,n) − r(n,e) + r(e,m)` | the deviations of all three |
 //! | what other clients of its prefix have at that node, the median | how far they are apart |
 //! | the triangle inequality: `abs(r(c,n) − r(n,m))` to `r(c,n) + r(n,m)` | as if all between were alike likely |
+//!
+//! What a client's connections show has delays of the client in it (delayed acknowledgements, a busy client) that a probe has
+//! not. A probe by that node alone would make each node seem nearer than the one where the service is.
 //!
 //! Evidence that is too old is no evidence. Until then its deviation grows.
 
@@ -25,13 +28,13 @@ pub struct Reading {
     pub age: Duration,
 }
 
-/// A path through a node that forwards to the service.
+/// A part of the path that is another one if the service moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
-    /// Origin the entry node to where the service is.
-    pub from_here: Reading,
-    /// Origin the entry node to where it would be.
-    pub from_there: Reading,
+pub struct Part {
+    /// To where the service is.
+    pub here: Reading,
+    /// To where it would be.
+    pub there: Reading,
 }
 
 /// What is known of a client's latency to a node where the service is not.
@@ -41,10 +44,10 @@ pub struct Evidence {
     pub here: Option<Reading>,
     /// Its own connections to that node.
     pub own: Option<Reading>,
-    /// A probe by that node.
-    pub probe: Option<Reading>,
-    /// The entry node in its path.
-    pub entry: Option<Entry>,
+    /// Probes of it by both nodes.
+    pub probe: Option<Part>,
+    /// From the entry node in its path to both nodes.
+    pub entry: Option<Part>,
     /// Others of its prefix, as [`prefix`] sums them up.
     pub prefix: Option<Reading>,
     /// Between both nodes.
@@ -56,7 +59,7 @@ pub struct Evidence {
 pub enum Origin {
     /// The client's own connections.
     Own,
-    /// A probe.
+    /// Probes.
     Probe,
     /// The path through an entry node.
     Entry,
@@ -121,8 +124,8 @@ pub fn estimate(evidence: &Evidence) -> Option<Estimate> {
         })
     };
     reading(Origin::Own, evidence.own)
-        .or_else(|| reading(Origin::Probe, evidence.probe))
-        .or_else(|| through(evidence.here?, evidence.entry?))
+        .or_else(|| instead(Origin::Probe, evidence.here?, evidence.probe?))
+        .or_else(|| instead(Origin::Entry, evidence.here?, evidence.entry?))
         .or_else(|| reading(Origin::Prefix, evidence.prefix))
         .or_else(|| bounds(evidence.here?, evidence.between?))
 }
@@ -143,13 +146,13 @@ pub fn prefix(readings: &[Reading]) -> Option<Reading> {
     Some(Reading { latency, deviation: seconds(deviation), age })
 }
 
-fn through(here: Reading, entry: Entry) -> Option<Estimate> {
-    let [to_client, from_here, from_there] =
-        [here, entry.from_here, entry.from_there].map(|reading| seconds_of(reading.latency));
-    // The path goes through the entry node, whatever the measurements say of it.
-    let expected = (to_client - from_here).max(0.0) + from_there;
-    let all = [here, entry.from_here, entry.from_there];
-    of(Origin::Entry, &all, expected, hypotenuse(&all.map(|reading| seconds_of(reading.deviation))))
+/// With one part of the path in place of the other.
+fn instead(from: Origin, client: Reading, part: Part) -> Option<Estimate> {
+    let all = [client, part.here, part.there];
+    let [to_client, here, there] = all.map(|reading| seconds_of(reading.latency));
+    // The part is one of the path, whatever the measurements say of it.
+    let expected = (to_client - here).max(0.0) + there;
+    of(from, &all, expected, hypotenuse(&all.map(|reading| seconds_of(reading.deviation))))
 }
 
 fn bounds(here: Reading, between: Reading) -> Option<Estimate> {
@@ -199,8 +202,8 @@ mod tests {
         Evidence {
             here: Some(reading(30, 1, 1)),
             own: Some(reading(10, 1, 1)),
-            probe: Some(reading(11, 1, 1)),
-            entry: Some(Entry { from_here: reading(20, 1, 1), from_there: reading(4, 1, 1) }),
+            probe: Some(Part { here: reading(22, 1, 1), there: reading(3, 1, 1) }),
+            entry: Some(Part { here: reading(20, 1, 1), there: reading(4, 1, 1) }),
             prefix: Some(reading(13, 1, 1)),
             between: Some(reading(8, 1, 1)),
         }
@@ -216,7 +219,7 @@ mod tests {
         let from = |evidence: &Evidence| estimate(evidence).map(|found| (found.from, ms(found.expected)));
         assert_eq!(from(&evidence), Some((Origin::Own, 10)));
         evidence.own = None;
-        assert_eq!(from(&evidence), Some((Origin::Probe, 11)));
+        assert_eq!(from(&evidence), Some((Origin::Probe, 11)), "30 − 22 + 3");
         evidence.probe = None;
         assert_eq!(from(&evidence), Some((Origin::Entry, 14)), "30 − 20 + 4");
         evidence.entry = None;
@@ -265,7 +268,7 @@ mod tests {
     fn a_path_is_no_shorter_than_its_part_behind_the_entry_node() {
         let odd = Evidence {
             here: Some(reading(5, 0, 0)),
-            entry: Some(Entry { from_here: reading(20, 0, 0), from_there: reading(4, 0, 0) }),
+            entry: Some(Part { here: reading(20, 0, 0), there: reading(4, 0, 0) }),
             ..Evidence::default()
         };
         assert_eq!(ms(estimate(&odd).unwrap().expected), 4);
@@ -283,12 +286,14 @@ mod tests {
     proptest! {
         #[test]
         fn no_evidence_makes_an_endless_latency(
-            (here, own, probe) in (readings(), readings(), readings()),
-            (entry, prefix, between) in (option::of((readings(), readings())), readings(), readings()),
+            (here, own) in (readings(), readings()),
+            (probe, entry) in (option::of((readings(), readings())), option::of((readings(), readings()))),
+            (prefix, between) in (readings(), readings()),
         ) {
-            let entry = entry.and_then(|(from_here, from_there)| {
-                Some(Entry { from_here: from_here?, from_there: from_there? })
-            });
+            let part = |found: Option<(Option<Reading>, Option<Reading>)>| {
+                found.and_then(|(here, there)| Some(Part { here: here?, there: there? }))
+            };
+            let (probe, entry) = (part(probe), part(entry));
             let evidence = Evidence { here, own, probe, entry, prefix, between };
             if let Some(found) = estimate(&evidence) {
                 prop_assert!(found.age <= found.from.lasts());

@@ -7,6 +7,7 @@ mod world;
 use std::time::Duration;
 
 use godwit_policy::Mode;
+use godwit_policy::assess::Cause;
 use godwit_policy::constraint::{InstructionSet, Refusal};
 use godwit_policy::decide::{Decision, Other, Reason};
 use godwit_policy::quantity::Share;
@@ -227,7 +228,7 @@ fn a_destination_at_which_a_move_was_given_up_waits_and_another_is_taken() {
 
 #[test]
 fn a_node_that_is_to_become_empty_sends_its_services_at_once_to_where_they_lose_least() {
-    let mut world = World { draining: true, dwell: Duration::from_secs(40), ..World::example() };
+    let mut world = World { cause: Cause::Draining, dwell: Duration::from_secs(40), ..World::example() };
     world.clients = vec![clients(1, 20, Some(10))];
     world.others = [30, 25, 38].map(|ms| other(&[Some(ms)])).to_vec();
     let mut state = State { moves: vec![made(0, 3600, 100_000); 6], ..State::default() };
@@ -240,6 +241,24 @@ fn a_node_that_is_to_become_empty_sends_its_services_at_once_to_where_they_lose_
     }
     let nowhere = world.decide(&mut state, at(2));
     assert_eq!(nowhere.decision, Decision::Stay(vec![Reason::NoCandidate]));
+}
+
+#[test]
+fn a_service_whose_user_asks_moves_at_once_where_that_pays() {
+    let mut world = World { cause: Cause::Asked, ..World::example() };
+    // It has moved often, a moment ago.
+    let mut state = State { moves: vec![made(0, 3600, 100_000); 6], ..State::default() };
+    let verdict = world.decide(&mut state, at(1));
+    assert!(matches!(verdict.decision, Decision::Move { to: NodeId(1), .. }), "{verdict:?}");
+    world.dwell = Duration::from_secs(2);
+    let short = world.decide(&mut state, at(2));
+    assert!(matches!(reasons(&short.decision), [Reason::TooLittle { .. }]), "{short:?}");
+    world.others = vec![other(&[Some(200); 4])];
+    let far = world.decide(&mut state, at(3));
+    assert!(matches!(reasons(&far.decision), [Reason::NoBetter { .. }]), "{far:?}");
+    world.clients.clear();
+    let alone = world.decide(&mut state, at(4));
+    assert_eq!(reasons(&alone.decision), [Reason::NoClients]);
 }
 
 #[test]

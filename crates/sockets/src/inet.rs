@@ -86,6 +86,11 @@ impl TcpInfo {
         word(&self.0, 24)
     }
 
+    /// How long ago data came last, in milliseconds (`tcpi_last_data_recv`).
+    pub fn last_received_ms(&self) -> Option<u32> {
+        word(&self.0, 52)
+    }
+
     /// Smoothed round trip, in microseconds (`tcpi_rtt`).
     pub fn rtt_us(&self) -> Option<u32> {
         word(&self.0, 68)

@@ -5,7 +5,9 @@
 
 use std::process::ExitCode;
 
-use godwit_api::v1::{CancelResponse, MigrationProgress, MigrationReport, ServiceRequest, migration_event};
+use godwit_api::v1::{
+    CancelResponse, MigrateRequest, MigrationProgress, MigrationReport, ServiceRequest, migration_event,
+};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -49,10 +51,27 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let connection = Connection::open(global).await?;
-    let mut interrupts = Interrupts::new()?;
-    let mut progress = Progress::events(&args.name, global.json);
     let mut request = args.how.request(args.mode, &args.name, &args.to);
     request.network = args.network.unwrap_or_default();
+    Ok(carry_out(&connection, request, global).await?.code)
+}
+
+/// How a migration has ended, as far as it is known.
+pub(crate) struct Ended {
+    pub(crate) code: ExitCode,
+    /// The destination has not taken the service, and another one may.
+    pub(crate) is_refused: bool,
+}
+
+/// Carries a migration out, shows how it goes, and prints its report.
+pub(crate) async fn carry_out(
+    connection: &Connection,
+    request: MigrateRequest,
+    global: &Global,
+) -> anyhow::Result<Ended> {
+    let MigrateRequest { name, to, .. } = request.clone();
+    let mut interrupts = Interrupts::new()?;
+    let mut progress = Progress::events(&name, global.json);
     let mut events = start(connection.clone(), request);
     let mut cancelling = JoinSet::new();
     let mut interrupted = false;
@@ -70,30 +89,29 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
                     if !matches!(error, ClientError::Lost { .. }) {
                         return Err(error.into());
                     }
-                    output::note(&format!("Error: {error}{}", known(&last, &args.name, &args.to)));
-                    return Ok(ExitCode::from(UNKNOWN));
+                    output::note(&format!("Error: {error}{}", known(&last, &name, &to)));
+                    return Ok(Ended { code: ExitCode::from(UNKNOWN), is_refused: false });
                 }
                 None => {
                     progress.end();
                     output::note(&format!(
-                        "Error: godwitd on {} ended the migration of {} without a report; `godwit inspect {}` shows its state",
-                        connection.socket().display(), args.name, args.name
+                        "Error: godwitd on {} ended the migration of {name} without a report; `godwit inspect {name}` shows its state",
+                        connection.socket().display()
                     ));
-                    return Ok(ExitCode::from(UNKNOWN));
+                    return Ok(Ended { code: ExitCode::from(UNKNOWN), is_refused: false });
                 }
             },
             () = interrupts.next() => {
                 if interrupted {
                     progress.end();
                     output::note(&format!(
-                        "Error: left while the migration of {0} was being cancelled; `godwit inspect {0}` shows how it ends",
-                        args.name
+                        "Error: left while the migration of {name} was being cancelled; `godwit inspect {name}` shows how it ends"
                     ));
-                    return Ok(ExitCode::from(INTERRUPTED));
+                    return Ok(Ended { code: ExitCode::from(INTERRUPTED), is_refused: false });
                 }
                 interrupted = true;
-                progress.say(&format!("cancelling the migration of {}; Ctrl-C again leaves it to godwitd", args.name));
-                cancelling.spawn(cancel(connection.clone(), args.name.clone()));
+                progress.say(&format!("cancelling the migration of {name}; Ctrl-C again leaves it to godwitd"));
+                cancelling.spawn(cancel(connection.clone(), name.clone()));
             },
             Some(answer) = cancelling.join_next() => match answer {
                 Ok(Ok(answer)) if answer.cancelled => progress.say("cancelled"),
@@ -104,7 +122,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         }
     };
     progress.end();
-    finish(&report, global, interrupted)
+    let is_refused = Outcome::of(&report) == Outcome::Aborted && report.refused && !interrupted;
+    Ok(Ended { code: finish(&report, global, interrupted)?, is_refused })
 }
 
 /// What is known of a migration whose daemon has gone.

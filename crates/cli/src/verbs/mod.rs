@@ -21,6 +21,7 @@ pub(crate) mod man;
 pub(crate) mod migrate;
 pub(crate) mod network;
 pub(crate) mod nodes;
+pub(crate) mod place;
 pub(crate) mod prepare;
 pub(crate) mod ps;
 pub(crate) mod pull;

@@ -184,6 +184,7 @@ fn report(name: &str, outcome: &str, reason: &str) -> MigrationEvent {
         destination: "b".into(),
         outcome: outcome.into(),
         reason: reason.into(),
+        refused: name == "aborted",
         retained_bytes: 200 << 20,
         retained_file_bytes: 300 << 20,
         frozen_ms: 512.34,
@@ -600,6 +601,26 @@ impl Node for Answers {
             warnings: if asked.name == "slow" { vec!["it writes much".into()] } else { Vec::new() },
             forecast: (asked.name != "stuck").then_some(forecast),
             name: asked.name,
+        }))
+    }
+
+    async fn place(&self, request: Request<v1::PlaceRequest>) -> Answer<v1::PlaceResponse> {
+        let request = request.into_inner();
+        let name = request.r#move.unwrap().name;
+        let reason = v1::PlaceReason { kind: Some(v1::place_reason::Kind::NoCandidate(true)) };
+        let moves = name != "alone" && name != "stuck";
+        Ok(Response::new(v1::PlaceResponse {
+            node: "a".into(),
+            to: if moves { "b".into() } else { String::new() },
+            mode: if moves { "precopy".into() } else { String::new() },
+            then: if name == "aborted" { vec!["c".into()] } else { Vec::new() },
+            reasons: if name == "alone" { vec![reason] } else { Vec::new() },
+            objections: if name == "stuck" { vec!["it has a pipe".into()] } else { Vec::new() },
+            warnings: vec!["it writes much".into()],
+            latency_us: request.latency_us,
+            stay_ms: request.stay_ms,
+            name,
+            ..Default::default()
         }))
     }
 

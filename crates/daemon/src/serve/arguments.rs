@@ -115,6 +115,9 @@ pub(crate) struct ServeArgs {
     /// or these
     #[arg(long, value_name = "all|none|NODE,...", default_value = "none", value_delimiter = ',')]
     pub verbs_from: Vec<String>,
+    /// The busy share of the processors that this node tells, in thousandths: for nodes that share a machine
+    #[arg(long, hide = true, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1000))]
+    pub busy_permille: Option<u32>,
     /// How long certificates last that this node issues, in seconds
     #[arg(long, hide = true)]
     pub certificate_validity: Option<u64>,

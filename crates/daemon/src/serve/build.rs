@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Userfaultfd};
 use crate::cluster_view::ClusterView;
+use crate::load::Load;
 use crate::node::{Means, Node};
 use crate::own::Own;
 use crate::peers::Peers;
@@ -117,6 +118,9 @@ pub(super) async fn build(
     let certificate_validity = args.certificate_validity.map(Duration::from_secs);
     let mut node = Node::new(&own.name, state, Peers::new(identity), network);
     node.certificate_validity = certificate_validity;
+    if let Some(busy) = args.busy_permille {
+        node.load = Load::Fixed(busy);
+    }
     let node = Arc::new(node);
     let holds = args.cutover == CutOver::Hold;
     let layout = Layout {

@@ -14,6 +14,7 @@ use godwit_memory::{PAGE_SIZE, shared};
 use godwit_policy::Mode;
 use godwit_policy::converge::Goals;
 use godwit_policy::curve::{Curve, Look};
+use godwit_policy::files::Files;
 use godwit_policy::outlook::{Known, Outlook, foresee};
 
 use super::file_looks::{Changing, FileLooks};
@@ -69,6 +70,34 @@ pub struct Findings {
     pub warnings: Vec<String>,
     /// What a move would be like, of a service that can move.
     pub forecast: Option<Forecast>,
+    /// The figures of that, where a destination was named and answered, and the link to it could be measured.
+    pub measured: Option<Measured>,
+}
+
+/// What a service writes to its memory and its files, seen by looks: the same for all destinations.
+#[derive(Debug)]
+pub struct Seen {
+    looks: Option<Vec<Look>>,
+    changing: Changing,
+}
+
+/// What a move to a destination is thought through with.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Bytes of memory.
+    pub memory: u64,
+    /// What it writes; none where the kernel cannot tell.
+    pub writes: Option<Curve>,
+    /// Its files.
+    pub files: Files,
+    /// Bytes of layers that the destination lacks.
+    pub layers: u64,
+    /// The link.
+    pub link: LinkFigures,
+    /// What the service would be frozen for beside pages and files, and how much longer nine of ten moves are at most.
+    pub fixed: (Duration, Duration),
+    /// Whether the destination restores before all pages are there.
+    pub userfaultfd: bool,
 }
 
 /// What a move would be like, as far as it can be told.
@@ -131,8 +160,16 @@ impl Source {
     /// # Errors
     /// This node cannot find out.
     pub async fn check(self) -> Result<Findings, SourceError> {
+        self.check_again(&mut None).await
+    }
+
+    /// The same for one of several destinations: what does not depend on them is seen once, and kept in `seen`.
+    ///
+    /// # Errors
+    /// This node cannot find out.
+    pub async fn check_again(self, seen: &mut Option<Seen>) -> Result<Findings, SourceError> {
         let mut findings = Findings::default();
-        let ended = self.unless_cancelled(self.find(&mut findings)).await;
+        let ended = self.unless_cancelled(self.find(&mut findings, seen)).await;
         // The tracker must be gone before the service moves.
         self.jobs.end().await;
         match ended {
@@ -148,7 +185,7 @@ impl Source {
         Ok(findings)
     }
 
-    async fn find(&self, findings: &mut Findings) -> Result<(), SourceError> {
+    async fn find(&self, findings: &mut Findings, seen: &mut Option<Seen>) -> Result<(), SourceError> {
         let name = &self.service.name;
         if tokio::time::timeout(ARRIVAL, self.local.arrivals.settled(name)).await.is_err() {
             findings.objections.push(format!(
@@ -193,29 +230,20 @@ impl Source {
         }
         let (fixed, margin) = self.corrected(self.fixed(memory).await?);
         let goals = Goals { margin, ..plan.goals };
-        let (layer_bytes, link) = match answered {
-            Some(Answered { link, layers, .. }) => (layers.bytes(), Some(link)),
-            None => (0, None),
+        let (layer_bytes, link, userfaultfd) = match answered {
+            Some(Answered { link, layers, accepted }) => (layers.bytes(), Some(link), accepted.userfaultfd),
+            None => (0, None, false),
         };
-        let files = FileLooks::new(tree, round, self.logs().await?);
-        let (looks, link, changing) = tokio::join!(self.looks(&plan), measure(link), self.changing(files));
-        let (looks, warning) = looks?;
-        findings.warnings.extend(warning);
-        let changing = changing.unwrap_or_else(|error| {
-            findings.warnings.push(format!(
-                "what of its files changes is not in the forecast: {}",
-                crate::error_chain(&error)
-            ));
-            Changing::unknown()
-        });
-        if let Some(bytes) = changing.unread {
-            findings.warnings.push(format!(
-                "files of {} MiB change, too much to look at: what of them crosses while it is frozen is not in the forecast",
-                bytes >> 20
-            ));
-        }
+        let (Seen { looks, changing }, link) = match seen {
+            Some(seen) => (&*seen, measure(link).await),
+            None => {
+                let files = FileLooks::new(tree, round, self.logs().await?);
+                let (new, link) = tokio::join!(self.see(&plan, files, &mut findings.warnings), measure(link));
+                (&*seen.insert(new?), link)
+            }
+        };
         let populated = memory / PAGE_SIZE;
-        let writes = looks.map(|looks| Curve::fit(&looks, populated));
+        let writes = looks.as_ref().map(|looks| Curve::fit(looks, populated));
         let written = writes.as_ref().filter(|_| plan.needs_writes()).map(Curve::bytes_per_second);
         let link = match link {
             Ok(link) => link,
@@ -226,12 +254,21 @@ impl Source {
                 None
             }
         };
+        let files = changing.files(file_bytes);
+        findings.measured = link.map(|link| Measured {
+            memory,
+            writes: writes.clone().filter(|_| plan.backend != Backend::None),
+            files: files.clone(),
+            layers: layer_bytes,
+            link,
+            fixed: (fixed, margin),
+            userfaultfd,
+        });
         let outlook = writes.zip(link).map(|(writes, link)| {
             let bandwidth = match self.options.max_bandwidth {
                 Some(most) => link.bandwidth.min(most as f64),
                 None => link.bandwidth,
             };
-            let files = changing.files(file_bytes);
             let file_bandwidth = link.bandwidth;
             foresee(&Known {
                 mode: plan.mode,
@@ -340,6 +377,32 @@ impl Source {
             ));
         }
         Ok(())
+    }
+
+    /// Looks at what the service writes to its memory and its files. What cannot be seen is noted.
+    async fn see(
+        &self,
+        plan: &Plan,
+        files: FileLooks,
+        warnings: &mut Vec<String>,
+    ) -> Result<Seen, SourceError> {
+        let (looks, changing) = tokio::join!(self.looks(plan), self.changing(files));
+        let (looks, warning) = looks?;
+        warnings.extend(warning);
+        let changing = changing.unwrap_or_else(|error| {
+            warnings.push(format!(
+                "what of its files changes is not in the forecast: {}",
+                crate::error_chain(&error)
+            ));
+            Changing::unknown()
+        });
+        if let Some(bytes) = changing.unread {
+            warnings.push(format!(
+                "files of {} MiB change, too much to look at: what of them crosses while it is frozen is not in the forecast",
+                bytes >> 20
+            ));
+        }
+        Ok(Seen { looks, changing })
     }
 
     /// Looks at what the service writes, where that matters; none where the kernel cannot tell, which is noted.

@@ -29,6 +29,7 @@ pub(super) struct FileLooks {
 }
 
 /// What the looks have found.
+#[derive(Debug)]
 pub(super) struct Changing {
     looks: Vec<Look>,
     /// Bytes of all of them in the end, and by how many they have grown in the time of the looks.

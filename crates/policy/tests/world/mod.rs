@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use godwit_policy::assess::{Candidate, Situation};
+use godwit_policy::assess::{Candidate, Cause, Situation};
 use godwit_policy::constraint::{Facts, InstructionSet, Needs, Version};
 use godwit_policy::cost::{Allowed, Prospect};
 use godwit_policy::curve::{Curve, Look};
@@ -34,7 +34,7 @@ pub(crate) struct World {
     pub(crate) usage: Usage,
     pub(crate) host: Host,
     pub(crate) sending: u32,
-    pub(crate) draining: bool,
+    pub(crate) cause: Cause,
     pub(crate) behaviour: Behaviour,
     pub(crate) allowed: Allowed,
     pub(crate) clients: Vec<Clients>,
@@ -115,7 +115,7 @@ impl World {
             usage: Usage { cores: Cores::new(0.1).unwrap(), memory: 257 << 20, request: None },
             host: host(),
             sending: 0,
-            draining: false,
+            cause: Cause::Watched,
             behaviour: Behaviour { throughput: Share::new(1.0), ..Behaviour::default() },
             allowed: Allowed {
                 cold: true,
@@ -178,7 +178,7 @@ impl World {
             node: NodeId(0),
             host: self.host,
             sending: self.sending,
-            draining: self.draining,
+            cause: self.cause,
             needs: &self.needs,
             usage: self.usage,
             behaviour: self.behaviour,
