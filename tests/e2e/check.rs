@@ -120,9 +120,13 @@ fn files_that_change_are_in_the_forecast_and_cross_while_it_is_frozen() {
     let rate = figure(&changes, "file_bytes_per_second");
     assert!((1e6..40e6).contains(&rate), "the same bytes are counted once: {changes:?}");
     let frozen = figure(&changes, "frozen_ms");
-    let refused = bed.check("a", &["writer", "--to", "b", "--max-frozen-ms", "600", "--mode", "precopy"]);
-    let why = sentences(&told(&refused), "objections");
-    assert!(refused.code == 1 && why.contains("MB of changed files and log to send meanwhile"), "{why}");
+    // Where a busy machine makes the link seem slow, what it writes to its memory is more than that can carry, too.
+    wait_for("a check that finds the files too much", || {
+        let refused = bed.check("a", &["writer", "--to", "b", "--max-frozen-ms", "600", "--mode", "precopy"]);
+        let why = sentences(&told(&refused), "objections");
+        assert!(refused.code == 1 && why.contains("more than the 600 ms allowed"), "{why}");
+        why.contains("MB of changed files and log to send meanwhile").then_some(())
+    });
     let said =
         bed.godwit("a", &["migrate", "writer", "--to", "b", "--max-frozen-ms", "600", "--mode", "precopy"]);
     assert!(said.code == 1 && said.stderr.contains("MB of changed files and log"), "it is right: {said:?}");

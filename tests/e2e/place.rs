@@ -86,8 +86,9 @@ fn a_service_moves_to_where_its_client_is_near_and_stays_there() {
     });
     start(&bed);
     assert_eq!(reasons(&placed(&bed, "a", &[])), ["no_clients"]);
-    far(&bed, "a", 15);
-    far(&bed, "c", 15);
+    // So far that what a busy machine adds does not matter.
+    far(&bed, "a", 50);
+    far(&bed, "c", 50);
     let client = Client::of(&bed);
     let answer = wait_for("a client that has sent something", || {
         let answer = placed(&bed, "a", &[]);
@@ -96,7 +97,7 @@ fn a_service_moves_to_where_its_client_is_near_and_stays_there() {
     assert_eq!((answer["to"].as_str(), answer["node"].as_str()), (Some("b"), Some("a")), "{answer}");
     assert_eq!((&answer["active"], &answer["over"]), (&1.into(), &1.into()), "{answer}");
     let clients = &answer["clients"][0];
-    assert!(clients["here"]["expected_us"].as_u64() >= Some(29_000), "{answer}");
+    assert!(clients["here"]["expected_us"].as_u64() >= Some(99_000), "{answer}");
     assert_eq!(clients["there"]["from"], "probe", "{answer}");
     assert!(clients["there"]["expected_us"].as_u64() < clients["here"]["expected_us"].as_u64(), "{answer}");
     let other = answer["others"].as_array().unwrap().iter().find(|other| other["name"] == "c").unwrap();
