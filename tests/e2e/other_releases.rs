@@ -117,6 +117,7 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     for (asked, feature) in [
         (&["prepare", "there", "--to", "a"][..], "prepares no moves"),
         (&["check", "there", "--to", "a"], "checks no moves"),
+        (&["place", "there", "--dry-run"], "places no services"),
         (&["wait", "there"], "cannot be waited at"),
         // It would be passed over.
         (
