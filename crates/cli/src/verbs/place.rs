@@ -248,7 +248,10 @@ fn moved(found: &PlaceMove) -> String {
 fn other(other: &PlaceOther) -> String {
     let refusals: Vec<_> = other.refusals.iter().map(refusal).collect();
     match refusals.is_empty() {
-        true => format!("{}: worth {} less what it costs", other.name, lcs(other.worth)),
+        true if other.worth < 0.0 => {
+            format!("{}: the move costs {} more than it gains", other.name, lcs(-other.worth))
+        }
+        true => format!("{}: the move gains {} more than it costs", other.name, lcs(other.worth)),
         false => format!("{}: {}", other.name, refusals.join("; ")),
     }
 }
@@ -368,6 +371,13 @@ mod tests {
                 " d: 200.0 MiB of memory are free, 310.0 MiB are needed",
             ]
         );
+    }
+
+    #[test]
+    fn a_node_that_is_not_the_best_has_what_it_is_worth() {
+        let of = |worth| other(&PlaceOther { name: "c".into(), worth, ..Default::default() });
+        assert_eq!(of(-0.26), "c: the move costs 0.3 more than it gains");
+        assert_eq!(of(12.0), "c: the move gains 12 more than it costs");
     }
 
     #[test]
