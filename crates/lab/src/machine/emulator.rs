@@ -26,6 +26,8 @@ use crate::{
 const TRIED: &str = "/run/godwit/machines";
 /// A machine without a disk is switched off sooner under KVM, after a second.
 const BOOTS: Duration = Duration::from_secs(20);
+/// The note on an image whose kernel took longer than that.
+const SLOW: &str = "slow";
 
 /// What runs a machine's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,14 +137,11 @@ pub(crate) fn accelerator(architecture: Architecture, image: &Path) -> Result<Ac
     if accelerator == Accelerator::Emulation {
         store::say("this host's KVM does not boot the machine's kernel: its processors are emulated");
     }
-    // One that takes too long may be in time when the host is less busy.
-    if tried != Tried::TooSlow {
-        fs::create_dir_all(TRIED).context("creating", TRIED)?;
-        // Another lab may note the same now.
-        let new = known.with_extension(std::process::id().to_string());
-        fs::write(&new, accelerator.word()).context("writing", new.display())?;
-        fs::rename(&new, &known).context("renaming", new.display())?;
-    }
+    fs::create_dir_all(TRIED).context("creating", TRIED)?;
+    // Another lab may note the same now.
+    let new = known.with_extension(std::process::id().to_string());
+    fs::write(&new, tried.note(&noted)).context("writing", new.display())?;
+    fs::rename(&new, &known).context("renaming", new.display())?;
     Ok(accelerator)
 }
 
@@ -151,6 +150,18 @@ enum Tried {
     Boots,
     Fails,
     TooSlow,
+}
+
+impl Tried {
+    /// What is noted of it, after an earlier note. A kernel that takes too long is tried once more: the host may be less
+    /// busy then.
+    fn note(self, earlier: &str) -> &'static str {
+        match self {
+            Self::Boots => Accelerator::Kvm.word(),
+            Self::TooSlow if earlier != SLOW => SLOW,
+            Self::Fails | Self::TooSlow => Accelerator::Emulation.word(),
+        }
+    }
 }
 
 /// Whether the kernel of an image boots under KVM. Its initrd switches a machine without a disk off.
@@ -308,6 +319,15 @@ fn wall_clock(seconds: i64) -> Result<String, LabError> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_boots_too_slowly_under_kvm_is_tried_twice() {
+        let first = Tried::TooSlow.note("");
+        assert!(![Accelerator::Kvm.word(), Accelerator::Emulation.word()].contains(&first), "{first}");
+        assert_eq!(Tried::TooSlow.note(first), Accelerator::Emulation.word());
+        assert_eq!(Tried::Boots.note(first), Accelerator::Kvm.word());
+        assert_eq!(Tried::Fails.note(""), Accelerator::Emulation.word());
+    }
 
     #[test]
     fn kvm_gives_a_machine_the_processor_of_the_host_and_emulation_one_of_its_own() {
