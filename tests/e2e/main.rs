@@ -32,6 +32,7 @@ mod failures_matrix;
 mod failures_refused;
 mod failures_serving;
 mod files;
+mod follow;
 mod frozen;
 mod health_checks;
 mod held;

@@ -104,6 +104,9 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     refused(&["keeps"], "volumes; upgrade it");
     refused(&["binds", "--mount", "/bound=copy"], "volumes; upgrade it");
     refused(&["binds", "--mount", "/bound=shared"], "storage that nodes share; upgrade it");
+    bed.done("a", &["policy", "set", "plain", "--follow-clients"]);
+    refused(&["plain"], "services that follow their clients; upgrade it");
+    bed.done("a", &["policy", "clear", "plain"]);
     let command = OnTerminal::begins(&bed, "a", "plain");
     refused(&["plain"], "commands of `godwit exec` on a terminal, and one runs in service plain");
     command.end();
@@ -118,6 +121,7 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
         (&["prepare", "there", "--to", "a"][..], "prepares no moves"),
         (&["check", "there", "--to", "a"], "checks no moves"),
         (&["place", "there", "--dry-run"], "places no services"),
+        (&["policy", "show", "there"], "has no policies"),
         (&["wait", "there"], "cannot be waited at"),
         // It would be passed over.
         (

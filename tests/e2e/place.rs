@@ -12,18 +12,18 @@ use godwit_lab::workload::Workload;
 use godwit_tests::{Bed, wait_for};
 use serde_json::Value;
 
-const NAME: &str = "answers";
+pub(crate) const NAME: &str = "answers";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 71);
 const PORT: u16 = 6379;
 
 /// A client that asks and waits for the answer, again and again.
-struct Client {
+pub(crate) struct Client {
     ends: Arc<AtomicBool>,
     asking: JoinHandle<u64>,
 }
 
 impl Client {
-    fn of(bed: &Bed) -> Self {
+    pub(crate) fn of(bed: &Bed) -> Self {
         let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, PORT));
         let ends = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&ends);
@@ -43,18 +43,18 @@ impl Client {
     }
 
     /// No answer has been lost.
-    fn leaves(self) -> u64 {
+    pub(crate) fn leaves(self) -> u64 {
         self.ends.store(true, Ordering::Relaxed);
         self.asking.join().unwrap()
     }
 }
 
-fn start(bed: &Bed) {
+pub(crate) fn start(bed: &Bed) {
     bed.run("a", NAME, ADDRESS, &bed.build(Workload::Redis), &[]);
 }
 
 /// Each way between the client and a node takes so long, each way.
-fn far(bed: &Bed, node: &str, ms: u64) {
+pub(crate) fn far(bed: &Bed, node: &str, ms: u64) {
     let conditions = Conditions { delay: Duration::from_millis(ms), ..Conditions::default() };
     bed.lab().set_way(node, "client", &[Step { at: Duration::ZERO, conditions }]).unwrap();
 }

@@ -148,9 +148,7 @@ pub(crate) fn age(then_ms: i64) -> String {
     if then_ms <= 0 {
         return String::new();
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let then = u128::from(then_ms.unsigned_abs());
-    let seconds = now.saturating_sub(then) / 1000;
+    let seconds = seconds_since(then_ms);
     let (number, unit) = match seconds {
         0..60 => (seconds, "second"),
         60..3600 => (seconds / 60, "minute"),
@@ -158,6 +156,23 @@ pub(crate) fn age(then_ms: i64) -> String {
         _ => (seconds / 86_400, "day"),
     };
     format!("{number} {unit}{} ago", if number == 1 { "" } else { "s" })
+}
+
+/// Whole seconds since a moment after 1970; 0 for one that is still to come, as clocks of nodes differ.
+pub(crate) fn seconds_since(then_ms: i64) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let then = u128::try_from(then_ms).unwrap_or_default();
+    u64::try_from(now.saturating_sub(then) / 1000).unwrap_or(u64::MAX)
+}
+
+/// A number of seconds in one unit, rounded: `2 s`, `12 min`, `3 h`.
+pub(crate) fn span(seconds: u64) -> String {
+    let whole = |unit: u64| seconds.saturating_add(unit / 2) / unit;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3570 => format!("{} min", whole(60)),
+        _ => format!("{} h", whole(3600)),
+    }
 }
 
 /// Nanoseconds since 1970 as RFC 3339 in UTC, with `digits` decimal places (3 or 9).
@@ -259,5 +274,23 @@ mod tests {
         assert_eq!(age(now - 61_000), "1 minute ago");
         assert_eq!(age(now - 7_300_000), "2 hours ago");
         assert_eq!(age(0), "");
+        // The clock of the node that decided may be ahead of this one.
+        assert_eq!((seconds_since(now + 60_000), seconds_since(now - 2_500) >= 2), (0, true));
+    }
+
+    #[test]
+    fn spans_are_rounded_to_one_unit() {
+        for (given, expected) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min"),
+            (119, "2 min"),
+            (720, "12 min"),
+            (3569, "59 min"),
+            (3570, "1 h"),
+            (7800, "2 h"),
+        ] {
+            assert_eq!(span(given), expected);
+        }
     }
 }

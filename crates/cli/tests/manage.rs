@@ -6,6 +6,7 @@ mod fake;
 use std::fs;
 
 use fake::Fake;
+use godwit_api::v1::{Policy, policy_request::Change};
 use serde_json::json;
 
 #[tokio::test]
@@ -163,4 +164,79 @@ async fn run_with_rm_says_so() {
     assert!(fake.asked.run.lock().unwrap().take().unwrap().remove);
     let both = fake.run(&["run", "--rm", "--restart", "always", "--rootfs", "/", "--", "true"]).await;
     assert_eq!(both.code, 2, "{both:?}");
+}
+
+#[tokio::test]
+async fn policy_sends_what_was_given_and_says_what_the_service_does_from_now_on() {
+    let fake = Fake::start();
+    let set = fake.run(&["policy", "set", "web", "--follow-clients"]).await;
+    let follows = "web follows its clients from a: they are content with a round trip of";
+    assert_eq!((set.code, set.stdout), (0, format!("{follows} 20.0 ms\n")));
+    let all = ["--follow-clients", "--latency", "500us", "--max-frozen-ms", "200", "--allow", "postcopy"];
+    let set = fake.run(&[&["policy", "set", "web"][..], &all].concat()).await;
+    let limits = "0.5 ms, frozen for at most 200 ms, pages may follow";
+    assert_eq!((set.code, set.stdout), (0, format!("{follows} {limits}\n")));
+    let clear = fake.run(&["policy", "clear", "web"]).await;
+    assert_eq!((clear.code, clear.stdout.as_str()), (0, "web stays on a until it is told to move\n"));
+    let missing = fake.run(&["policy", "clear", "missing"]).await;
+    assert!(missing.code == 1 && missing.stderr.contains("no service named missing"), "{missing:?}");
+    let asked = std::mem::take(&mut *fake.asked.policy.lock().unwrap());
+    let asked: Vec<_> = asked.into_iter().map(|asked| (asked.name, asked.change)).collect();
+    let policy = |latency_us, max_frozen_ms, allow_postcopy| {
+        Some(Change::Set(Policy { latency_us, max_frozen_ms, allow_postcopy }))
+    };
+    assert_eq!(
+        asked,
+        [
+            ("web".into(), policy(20_000, 0, false)),
+            ("web".into(), policy(500, 200, true)),
+            ("web".into(), Some(Change::Clear(true))),
+            ("missing".into(), Some(Change::Clear(true))),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn policy_set_wants_to_be_told_what_the_policy_is() {
+    let fake = Fake::start();
+    for (wrong, named) in [
+        (&["policy", "set", "web"][..], "--follow-clients"),
+        (&["policy", "set", "web", "--latency", "10ms"], "--follow-clients"),
+        (&["policy", "set", "web", "--follow-clients", "--allow", "throttle"], "postcopy"),
+        (&["policy", "set", "web", "--follow-clients", "--max-frozen-ms", "0"], "--max-frozen-ms"),
+        (&["policy"], "show"),
+    ] {
+        let refused = fake.run(wrong).await;
+        assert!(refused.code == 2 && refused.stderr.contains(named), "{wrong:?}: {refused:?}");
+    }
+    assert!(fake.asked.policy.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn policy_show_has_the_last_decision_as_place_explains_it() {
+    let fake = Fake::start();
+    let web = fake.run(&["policy", "show", "web"]).await;
+    let lines: Vec<_> = web.stdout.lines().collect();
+    assert_eq!(
+        (web.code, lines),
+        (
+            0,
+            vec![
+                "web follows its clients from a: they are content with a round trip of 20.0 ms",
+                "decided 2 h ago",
+                "web stays on a: the move is not paid for yet: 0.8 of 1.6 client-seconds were lost so far, about 1 s more",
+                "  others  c: the move costs 0.3 more than it gains",
+                "warning: it writes much",
+            ]
+        )
+    );
+    let new = fake.run(&["policy", "show", "redis"]).await;
+    assert!(new.code == 0 && new.stdout.ends_with(" 20.0 ms\nnothing has been decided yet\n"), "{new:?}");
+    let alone = fake.run(&["policy", "show", "alone"]).await;
+    assert_eq!((alone.code, alone.stdout.as_str()), (0, "alone stays on a until it is told to move\n"));
+    let asked = std::mem::take(&mut *fake.asked.policy.lock().unwrap());
+    assert!(asked.len() == 3 && asked.iter().all(|asked| asked.change.is_none()), "{asked:?}");
+    let json = fake.run(&["policy", "show", "web", "--json"]).await.json();
+    assert_eq!((&json["node"], &json["policy"]["latency_us"]), (&"a".into(), &0.into()));
+    assert_eq!(json["last"]["reasons"][0]["kind"]["unpaid"]["left_ms"], 900);
 }

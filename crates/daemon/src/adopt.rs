@@ -157,6 +157,7 @@ pub(crate) fn describe(
         confinement: godwit_engine::Confinement::default(),
         restart: Restart::default(),
         remove: false,
+        follows: None,
         kept: None,
         labels: request.labels.clone(),
         created_ms: now,

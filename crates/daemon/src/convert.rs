@@ -12,7 +12,8 @@ use godwit_engine::{Confinement, Mount, MountKind, OnMove, Ulimit};
 use godwit_migration::hooks::{HookPoint, Hooks};
 use godwit_migration::restart::UnknownRestart;
 use godwit_migration::{
-    Attachment, Compress, LackingLayers, Mode, Options, Port, Report, Restart, Service, Wait, error_chain,
+    Attachment, Compress, Follows, LackingLayers, Mode, Options, Port, Report, Restart, Service, Wait,
+    error_chain,
 };
 use godwit_names::{ServiceName, ServiceNameError, VolumeName, is_name};
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
@@ -155,6 +156,15 @@ pub(crate) fn ports(ports: &[api::PublishedPort]) -> Result<Vec<Port>, Status> {
         .collect()
 }
 
+/// How a service follows its clients, as the API shows it.
+pub(crate) fn policy(follows: &Follows) -> api::Policy {
+    api::Policy {
+        latency_us: follows.latency_us,
+        max_frozen_ms: follows.max_frozen_ms,
+        allow_postcopy: follows.postcopy,
+    }
+}
+
 /// Published ports as the API shows them.
 pub(crate) fn shown_ports(ports: &[Port]) -> Vec<api::PublishedPort> {
     let shown = |port: &Port| api::PublishedPort {
@@ -267,6 +277,7 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
             .collect(),
         restart: service.restart.to_string(),
         remove: service.remove,
+        policy: service.follows.as_ref().map(policy),
         engine: service.kept.as_ref().map(|kept| kept.keeper.name().to_owned()).unwrap_or_default(),
         container_id: service.kept.as_ref().map(|kept| kept.id.clone()).unwrap_or_default(),
         ..api::Service::default()

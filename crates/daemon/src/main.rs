@@ -32,6 +32,7 @@ mod doctor;
 mod engine_changes;
 mod events;
 mod exec;
+mod follow;
 mod images;
 mod introduced;
 mod join;

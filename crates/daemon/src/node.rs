@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_api::v1::{NodeInfo, Placement, PublishedPort};
+use godwit_api::v1::{NodeInfo, PlaceResponse, Placement, PublishedPort};
 use godwit_criu::Criu;
 use godwit_engine::foreign::Adopts;
 use godwit_engine::{Engines, Kept};
@@ -19,7 +19,7 @@ use godwit_migration::{Backoff, Port, Progress, Service, Volume, error_chain};
 use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -29,7 +29,7 @@ use crate::introduced::Introduced;
 use crate::load::Load;
 use crate::peers::Peers;
 use crate::protection::Surroundings;
-use crate::state::{State, StateError};
+use crate::state::{State, StateError, now_ms};
 use crate::tombstones::Tombstones;
 
 /// How long an operation on a service may wait for the end of another one on it that is about to end.
@@ -74,6 +74,14 @@ pub(crate) struct Conflict {
     pub node: Option<String>,
 }
 
+/// A preparation of a move.
+struct Prepares {
+    /// Ends it.
+    cancel: CancellationToken,
+    /// Whether it is this node that looks whether a move pays: a user's preparation goes before.
+    is_look: bool,
+}
+
 /// What changes while the node runs and is not stored on disk.
 #[derive(Default)]
 struct Transient {
@@ -81,8 +89,10 @@ struct Transient {
     busy: HashMap<ServiceName, Claim>,
     /// Migrations from here, by service.
     migrating: HashMap<ServiceName, Migrating>,
-    /// Preparations of moves from here, by service; what cancels them.
-    preparing: HashMap<ServiceName, CancellationToken>,
+    /// Preparations of moves from here, by service.
+    preparing: HashMap<ServiceName, Prepares>,
+    /// What was decided last about services that follow their clients, and when, by id.
+    decided: HashMap<String, (i64, PlaceResponse)>,
     /// Tasks that wait for a service's end.
     watchers: HashMap<ServiceName, lives::Watcher>,
     /// How many there have been.
@@ -188,6 +198,8 @@ pub(crate) struct Node {
     pub checks: TaskTracker,
     /// How busy its processors are.
     pub load: Load,
+    /// Held while a service of this node follows its clients: one after the other.
+    pub follows: Semaphore,
     means: std::sync::OnceLock<Means>,
     transient: Mutex<Transient>,
 }
@@ -216,6 +228,7 @@ impl Node {
             ends: broadcast::channel(lives::ENDS).0,
             checks: TaskTracker::new(),
             load: Load::new(),
+            follows: Semaphore::new(1),
             means: std::sync::OnceLock::new(),
             transient: Mutex::default(),
         }
@@ -307,29 +320,74 @@ impl Node {
 
     /// Enters the preparation of a move, for as long as what is returned is there; what the service is doing, if it cannot
     /// begin. A move, or what else needs the service's memory for itself, cancels it and waits for its end.
-    pub(crate) fn begin_preparation(
+    pub(crate) async fn begin_preparation(
         self: &Arc<Self>,
         name: &ServiceName,
         cancel: CancellationToken,
     ) -> Result<Preparing, String> {
-        let mut transient = self.transient();
+        let is_look = |prepares: &Prepares| prepares.is_look;
+        loop {
+            self.past_those(name, is_look).await;
+            let mut transient = self.transient();
+            // Another one may have begun meanwhile.
+            if !transient.preparing.get(name).is_some_and(is_look) {
+                return self.enter(&mut transient, name, Prepares { cancel, is_look: false });
+            }
+        }
+    }
+
+    /// The same for this node's own look at whether a move pays.
+    pub(crate) fn begin_look(
+        self: &Arc<Self>,
+        name: &ServiceName,
+        cancel: CancellationToken,
+    ) -> Result<Preparing, String> {
+        self.enter(&mut self.transient(), name, Prepares { cancel, is_look: true })
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        transient: &mut Transient,
+        name: &ServiceName,
+        prepares: Prepares,
+    ) -> Result<Preparing, String> {
         transient.is_free(name)?;
         if transient.preparing.contains_key(name) {
             return Err("is being prepared already".into());
         }
-        transient.preparing.insert(name.clone(), cancel);
+        transient.preparing.insert(name.clone(), prepares);
         Ok(Preparing { node: Arc::clone(self), name: name.clone() })
+    }
+
+    /// Notes what was decided about a service that follows its clients.
+    pub(crate) fn note_decision(&self, id: &str, decided: PlaceResponse) {
+        self.transient().decided.insert(id.to_owned(), (now_ms(), decided));
+    }
+
+    /// What was decided last about a service, and when.
+    pub(crate) fn decision(&self, id: &str) -> Option<(i64, PlaceResponse)> {
+        self.transient().decided.get(id).cloned()
+    }
+
+    /// Forgets it: the service does not follow its clients any more, or not from here.
+    pub(crate) fn forget_decision(&self, id: &str) {
+        self.transient().decided.remove(id);
     }
 
     /// Cancels the preparation of a service's move, if there is one, and waits for its end.
     async fn past_preparation(&self, name: &ServiceName) {
+        self.past_those(name, |_| true).await;
+    }
+
+    /// The same, if it is such a preparation.
+    async fn past_those(&self, name: &ServiceName, is_one: impl Fn(&Prepares) -> bool) {
         loop {
             let freed = self.freed.notified();
             tokio::pin!(freed);
             // From here on no notification is missed.
             freed.as_mut().enable();
-            match self.transient().preparing.get(name) {
-                Some(cancel) => cancel.cancel(),
+            match self.transient().preparing.get(name).filter(|prepares| is_one(prepares)) {
+                Some(prepares) => prepares.cancel.cancel(),
                 None => return,
             }
             freed.await;

@@ -11,6 +11,7 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert::service_name;
+use crate::follow::policy;
 use crate::network::{cluster_networks, inspect};
 use crate::node::Node;
 use crate::services;
@@ -222,6 +223,13 @@ impl NodeApi for NodeService {
         request: Request<api::PlaceRequest>,
     ) -> Result<Response<api::PlaceResponse>, Status> {
         Ok(Response::new(place::anywhere(&self.0, request.into_inner()).await?))
+    }
+
+    async fn policy(
+        &self,
+        request: Request<api::PolicyRequest>,
+    ) -> Result<Response<api::PolicyResponse>, Status> {
+        Ok(Response::new(policy::anywhere(&self.0, request.into_inner()).await?))
     }
 
     async fn cancel(

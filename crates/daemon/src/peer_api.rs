@@ -13,6 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert::service_name;
+use crate::follow::policy;
 use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
@@ -231,6 +232,16 @@ impl Peer for PeerService {
         let name = request.r#move.as_ref().map(|asked| asked.name.as_str()).unwrap_or_default();
         self.pass(&from, "place", &service_name(name)?)?;
         Ok(Response::new(place::here(&self.0, &request).await?))
+    }
+
+    async fn policy(
+        &self,
+        request: Request<api::PolicyRequest>,
+    ) -> Result<Response<api::PolicyResponse>, Status> {
+        let from = caller(&request)?;
+        let request = request.into_inner();
+        self.pass(&from, "policy", &service_name(&request.name)?)?;
+        Ok(Response::new(policy::here(&self.0, request).await?))
     }
 
     async fn distances(

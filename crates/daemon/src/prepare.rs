@@ -28,6 +28,7 @@ pub(crate) async fn start(
     let cancel = node.local().ending.child_token();
     let preparing = node
         .begin_preparation(&name, cancel.clone())
+        .await
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
     let id = ulid::Ulid::new().to_string();
     let (progress, watching) = watch::channel(Progress::default());

@@ -242,6 +242,7 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
         confinement: theirs.confinement,
         restart: convert::restart(&theirs.restart)?,
         remove: false,
+        follows: None,
         kept: None,
         labels: theirs.labels,
         created_ms: 0,

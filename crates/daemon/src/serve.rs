@@ -45,7 +45,7 @@ use crate::own::{Asked, Own};
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::state::State;
 use crate::verbs::Listed;
-use crate::{cluster, directory, join, layers, peers, renew, services, staging};
+use crate::{cluster, directory, follow, join, layers, peers, renew, services, staging};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -117,6 +117,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         () = layers::tend(&node, Duration::from_secs(u64::from(args.keep_layers) * 3600)) => Ok(()),
         reason = ends_at_once(&node) => Err(anyhow::anyhow!(reason)),
         () = renew::run(&node) => Ok(()),
+        () = follow::run(&node) => Ok(()),
         error = node.networks().failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),

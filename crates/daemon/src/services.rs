@@ -310,6 +310,7 @@ fn describe(
         confinement: convert::confinement(request)?,
         restart: convert::restart(&request.restart)?,
         remove: request.remove,
+        follows: None,
         kept: None,
         labels: request.labels.clone(),
         created_ms: now,

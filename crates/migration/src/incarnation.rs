@@ -84,6 +84,7 @@ impl Incarnation {
             confinement: Confinement::default(),
             restart: Restart::default(),
             remove: false,
+            follows: None,
             created_ms: 0,
             started_ms: 0,
         }

@@ -47,6 +47,7 @@ pub mod destination;
 pub mod doubt;
 pub mod error;
 pub mod failpoint;
+pub mod follows;
 pub mod half_made;
 pub mod hooks;
 pub mod images;
@@ -85,6 +86,7 @@ pub mod waits;
 
 pub use backoff::Backoff;
 pub use doubt::{Doubt, Doubts, Verdict};
+pub use follows::Follows;
 pub use options::{Compress, Options};
 pub use report::{Outcome, Report};
 pub use resources::{Cluster, ClusterError, Decision, Known, LocalError, NodeResources};

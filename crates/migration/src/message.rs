@@ -353,6 +353,7 @@ mod tests {
                 no_files: "full".into(),
                 files: Bytes::from_static(b"token"),
                 sessions: true,
+                follows: true,
             }),
             Message::StillLacking(StillLacking { layers: vec!["sha256:00".into()] }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),

@@ -9,6 +9,7 @@ use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
+use crate::follows::Follows;
 use crate::restart::Restart;
 
 /// Most mounts of a service: its destination looks at each before it lets the service in, and may have to ask an engine.
@@ -73,6 +74,9 @@ pub struct Service {
     /// policy. `layers` has the ID of its image alone then, `mounts` what it has of the node, and `restart` says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
+    /// How it follows its clients; none where it moves only when it is told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follows: Option<Follows>,
     /// `NAME=VALUE` pairs for people.
     pub labels: Vec<String>,
     /// When it was created, milliseconds since the epoch.
@@ -378,6 +382,7 @@ pub(crate) mod tests {
             restart: Restart::OnFailure(3),
             remove: false,
             kept: None,
+            follows: None,
             labels: vec!["tier=cache".into()],
             created_ms: 1,
             started_ms: 2,

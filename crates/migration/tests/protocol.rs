@@ -203,6 +203,7 @@ fn entry(row: &Row) -> Entry {
         kept: None,
         restart: godwit_migration::Restart::default(),
         remove: false,
+        follows: None,
         created_ms: 0,
         started_ms: 0,
     };

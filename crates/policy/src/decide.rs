@@ -11,6 +11,7 @@
 //! Where its user asks for the best place, 1, 3 and 4 do not matter, but for the gain. A service on a node that is to become
 //! empty moves to the best node without any of that: the node shuts down anyway.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::Mode;
@@ -103,6 +104,52 @@ pub enum Reason {
         /// The most at once.
         most: u32,
     },
+}
+
+/// A sentence for events; times are rounded to seconds.
+impl fmt::Display for Reason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoClients => write!(out, "no client is active"),
+            Self::NotArmed { part, threshold, .. } => write!(
+                out,
+                "its clients lose {:.0} % of their time, or have not lost more than {:.0} % for long enough",
+                part * 100.0,
+                threshold * 100.0
+            ),
+            Self::NoCandidate => write!(out, "no other node can take it, or may be better"),
+            Self::NoBetter { .. } => write!(out, "no node is better"),
+            Self::Uncertain { .. } => {
+                write!(out, "the best node may be no better: latencies there are not known well enough")
+            }
+            Self::TooLittle { gain, needed } => {
+                write!(out, "the move gains {gain:.2} client-seconds, and has to gain {needed:.2}")
+            }
+            Self::Unpaid { suffered, needed, left } => write!(
+                out,
+                "{suffered:.2} client-seconds were lost so far, and {needed:.2} have to be: about {} s more",
+                left.as_secs()
+            ),
+            Self::Moves { made, most, left } => {
+                write!(
+                    out,
+                    "it has moved {made} times in an hour, and {most} is the most: {} s more",
+                    left.as_secs()
+                )
+            }
+            Self::Frozen { spent, needed, most } => write!(
+                out,
+                "it was frozen for {:.1} s in an hour, the move may take {:.1} s, and {:.1} s is the most",
+                spent.as_secs_f64(),
+                needed.as_secs_f64(),
+                most.as_secs_f64()
+            ),
+            Self::Rests { left } => write!(out, "it has moved a short time ago: {} s more", left.as_secs()),
+            Self::Sending { now, most } => {
+                write!(out, "its node sends {now} other services, and {most} at once is the most")
+            }
+        }
+    }
 }
 
 /// Clients whose latency is above their target.

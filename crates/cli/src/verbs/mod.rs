@@ -22,6 +22,7 @@ pub(crate) mod migrate;
 pub(crate) mod network;
 pub(crate) mod nodes;
 pub(crate) mod place;
+pub(crate) mod policy;
 pub(crate) mod prepare;
 pub(crate) mod ps;
 pub(crate) mod pull;

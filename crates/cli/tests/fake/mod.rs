@@ -35,6 +35,7 @@ pub struct Asked {
     pub prepared: Mutex<Vec<MigrateRequest>>,
     pub kill: Mutex<Vec<v1::KillRequest>>,
     pub update: Mutex<Vec<v1::UpdateRequest>>,
+    pub policy: Mutex<Vec<v1::PolicyRequest>>,
     pub stats: Mutex<Vec<v1::StatsRequest>>,
     /// Where an archive went, and the archive.
     pub copied: Mutex<Option<(v1::CopyInStart, Vec<u8>)>>,
@@ -621,6 +622,41 @@ impl Node for Answers {
             stay_ms: request.stay_ms,
             name,
             ..Default::default()
+        }))
+    }
+
+    /// Of those that are asked for, `alone` has no policy, and for `web` something was decided, 130 minutes ago.
+    async fn policy(&self, request: Request<v1::PolicyRequest>) -> Answer<v1::PolicyResponse> {
+        let request = request.into_inner();
+        self.asked.policy.lock().unwrap().push(request.clone());
+        let name = request.name;
+        if name == "missing" {
+            return Err(unknown(&name));
+        }
+        let policy = match request.change {
+            Some(v1::policy_request::Change::Set(policy)) => Some(policy),
+            Some(v1::policy_request::Change::Clear(_)) => None,
+            None => (name != "alone").then(v1::Policy::default),
+        };
+        let unpaid = v1::place_reason::Unpaid { suffered: 0.8, needed: 1.6, left_ms: 900 };
+        let reason = v1::PlaceReason { kind: Some(v1::place_reason::Kind::Unpaid(unpaid)) };
+        let other = v1::PlaceOther { name: "c".into(), worth: -0.3, ..Default::default() };
+        let last = v1::PlaceResponse {
+            name: name.clone(),
+            node: "a".into(),
+            reasons: vec![reason],
+            others: vec![other],
+            warnings: vec!["it writes much".into()],
+            ..Default::default()
+        };
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap();
+        let decided = now.saturating_sub(std::time::Duration::from_secs(130 * 60));
+        Ok(Response::new(v1::PolicyResponse {
+            last: (name == "web").then_some(last),
+            decided_ms: i64::try_from(decided.as_millis()).unwrap(),
+            node: "a".into(),
+            policy,
+            name,
         }))
     }
 

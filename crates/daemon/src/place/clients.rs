@@ -38,38 +38,67 @@ const ECHO_DEVIATION: u32 = 10;
 
 /// A client that has sent something lately.
 #[derive(Debug, Clone)]
-pub(super) struct Client {
-    pub(super) address: IpAddr,
+pub(crate) struct Client {
+    pub(crate) address: IpAddr,
     /// Its latency by its connections; none where they show none.
-    pub(super) here: Option<Reading>,
+    pub(crate) here: Option<Reading>,
+}
+
+/// How far clients are from a node, by ICMP echoes. Who is not there does not answer.
+pub(crate) type Echoes = BTreeMap<IpAddr, Duration>;
+
+/// The clients of a service, as looks at its connections show them.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    seen: BTreeMap<IpAddr, (Samples, usize)>,
+    /// When the service came; none where its connections are as old as they look.
+    came: Option<Moment>,
+}
+
+impl Watched {
+    /// Those of a service that may have come just now: its connections show the move for a while.
+    pub(crate) fn of_newcomer(now: Moment) -> Self {
+        Self { seen: BTreeMap::new(), came: Some(now) }
+    }
+
+    /// Looks at the connections to the ports on which the service listens, in a network namespace.
+    pub(crate) async fn look(&mut self, netns: &Path, now: impl Fn() -> Moment) -> Result<(), Status> {
+        let active = active(&connections::inside(netns).await.map_err(internal)?);
+        // Who has gone meanwhile is no client any more.
+        self.seen.retain(|address, _| active.contains_key(address));
+        for (address, round_trips) in active {
+            let fresh = || (self.came.map_or_else(Samples::default, Samples::after_move), 0);
+            let (samples, count) = self.seen.entry(address).or_insert_with(fresh);
+            *count = round_trips.len();
+            samples.add(now(), round_trips);
+        }
+        Ok(())
+    }
+
+    /// Those with the most connections.
+    pub(crate) fn clients(&self, now: Moment) -> Vec<Client> {
+        let mut all: Vec<_> = self.seen.iter().collect();
+        all.sort_by_key(|(_, (_, count))| std::cmp::Reverse(*count));
+        all.truncate(MOST);
+        let client = |(address, (samples, _)): (&IpAddr, &(Samples, usize))| Client {
+            address: *address,
+            here: samples.reading(now),
+        };
+        all.into_iter().map(client).collect()
+    }
 }
 
 /// Who has connections to the ports on which the service listens, in a network namespace.
 pub(super) async fn find(netns: &Path) -> Result<Vec<Client>, Status> {
-    let mut seen = BTreeMap::<IpAddr, (Samples, usize)>::new();
+    let mut watched = Watched::default();
     let mut looks = tokio::time::interval(APART);
     let begun = tokio::time::Instant::now();
     let now = || Moment(begun.elapsed());
     for _ in 0..LOOKS {
         looks.tick().await;
-        let found = connections::inside(netns).await.map_err(internal)?;
-        let active = active(&found);
-        // Who has gone meanwhile is no client any more.
-        seen.retain(|address, _| active.contains_key(address));
-        for (address, round_trips) in active {
-            let (samples, count) = seen.entry(address).or_default();
-            *count = round_trips.len();
-            samples.add(now(), round_trips);
-        }
+        watched.look(netns, now).await?;
     }
-    let mut all: Vec<_> = seen.into_iter().collect();
-    all.sort_by_key(|(_, (_, count))| std::cmp::Reverse(*count));
-    all.truncate(MOST);
-    let client = |(address, (samples, _)): (IpAddr, (Samples, usize))| Client {
-        address,
-        here: samples.reading(now()),
-    };
-    Ok(all.into_iter().map(client).collect())
+    Ok(watched.clients(now()))
 }
 
 /// The round trips of the connections of each client that has sent something lately. A connection that the service has begun
@@ -122,19 +151,19 @@ pub(super) fn counted(clients: &[Client], target: Target) -> Vec<Clients> {
 /// between the nodes.
 pub(super) fn there(
     clients: &[Client],
-    from_here: &[Option<Duration>],
-    from_there: &[Option<Duration>],
+    from_here: &Echoes,
+    from_there: &Echoes,
     between: Option<Duration>,
 ) -> Vec<Option<Estimate>> {
-    let echo = |all: &[Option<Duration>], index: usize| all.get(index).copied().flatten().map(reading);
-    let one = |(index, client): (usize, &Client)| {
+    let echo = |all: &Echoes, client: &Client| all.get(&client.address).copied().map(reading);
+    let one = |client: &Client| {
         let probe =
-            echo(from_here, index).zip(echo(from_there, index)).map(|(here, there)| Part { here, there });
+            echo(from_here, client).zip(echo(from_there, client)).map(|(here, there)| Part { here, there });
         let evidence =
             Evidence { here: client.here, probe, between: between.map(reading), ..Evidence::default() };
         estimate(&evidence)
     };
-    clients.iter().enumerate().map(one).collect()
+    clients.iter().map(one).collect()
 }
 
 fn reading(latency: Duration) -> Reading {
@@ -185,26 +214,22 @@ fn asked(request: &api::DistancesRequest) -> Result<Vec<IpAddr>, Status> {
 }
 
 /// How far these hosts are from another node. A node that does not say leaves that unknown.
-pub(super) async fn distances_from(
-    node: &Node,
-    (of, address): (&str, &str),
-    hosts: &[IpAddr],
-) -> Vec<Option<Duration>> {
+pub(super) async fn distances_from(node: &Node, (of, address): (&str, &str), hosts: &[IpAddr]) -> Echoes {
     let mut peer = node.peers.get_patient(of, address);
     let request = api::DistancesRequest { hosts: hosts.iter().map(IpAddr::to_string).collect() };
     match tokio::time::timeout(PATIENCE, peer.distances(request)).await {
         Ok(Ok(answer)) => {
             let found = answer.into_inner().round_trip_us;
-            let one = |found: u64| (found > 0).then(|| Duration::from_micros(found));
-            found.into_iter().take(hosts.len()).map(one).collect()
+            let answered = hosts.iter().copied().zip(found).filter(|(_, found)| *found > 0);
+            answered.map(|(host, found)| (host, Duration::from_micros(found))).collect()
         }
         Ok(Err(status)) => {
             tracing::info!(node = of, why = status.message(), "a node does not say how far clients are");
-            Vec::new()
+            Echoes::new()
         }
         Err(_) => {
             tracing::info!(node = of, "a node does not say in time how far clients are");
-            Vec::new()
+            Echoes::new()
         }
     }
 }
@@ -279,14 +304,15 @@ mod tests {
                 age: Duration::ZERO,
             }),
         };
+        let echo = |latency| Echoes::from([("192.0.2.1".parse().unwrap(), latency)]);
         // Of 30 ms the way takes 21; from there it takes 6.
-        let found = there(&[here(30)], &[Some(ms(21))], &[Some(ms(6))], Some(ms(15)))[0].unwrap();
+        let found = there(&[here(30)], &echo(ms(21)), &echo(ms(6)), Some(ms(15)))[0].unwrap();
         assert_eq!((found.expected, found.from), (ms(15), Origin::Probe));
         // Who does not answer is somewhere between.
-        let bounds = there(&[here(30)], &[None], &[None], Some(ms(20)))[0].unwrap();
+        let bounds = there(&[here(30)], &Echoes::new(), &Echoes::new(), Some(ms(20)))[0].unwrap();
         assert_eq!((bounds.expected, bounds.from), (ms(30), Origin::Bounds));
         assert!(bounds.deviation > ms(10));
-        assert_eq!(there(&[here(30)], &[], &[], None), [None]);
+        assert_eq!(there(&[here(30)], &Echoes::new(), &Echoes::new(), None), [None]);
     }
 
     #[test]

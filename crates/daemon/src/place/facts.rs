@@ -47,8 +47,14 @@ pub(super) fn of(info: &NodeInfo) -> Facts {
     }
 }
 
-/// Its processors and its memory.
-pub(super) fn host(info: &NodeInfo) -> Host {
+/// This node's processors and memory.
+pub(crate) fn own(infos: &[NodeInfo], name: &str) -> Host {
+    let own = infos.iter().find(|info| info.name == name);
+    host(own.unwrap_or(&NodeInfo::default()))
+}
+
+/// A node's processors and memory.
+fn host(info: &NodeInfo) -> Host {
     Host {
         cores: Cores::clamped(info.cpus.into()),
         speed: Speed::REFERENCE,

@@ -15,19 +15,19 @@ use godwit_policy::latency::{Estimate, Origin, here};
 use godwit_policy::state::NodeId;
 
 use super::clients::{Client, MOST};
-use super::{Asked, Place, names};
+use super::decision::Matter;
 use crate::check::{MOST_SHOWN, obstacle, plain};
 
 /// The longest word of a peer that is passed on, and most entries of a list.
 const LONGEST: usize = 4096;
 const LONGEST_LIST: usize = 4096;
 
-pub(super) fn answer(name: &ServiceName, node: &str) -> api::PlaceResponse {
+pub(crate) fn answer(name: &ServiceName, node: &str) -> api::PlaceResponse {
     api::PlaceResponse { name: name.to_string(), node: node.to_owned(), ..Default::default() }
 }
 
 /// Tells what a look at the service has found; whether that keeps it from moving anywhere.
-pub(super) fn keeps(answer: &mut api::PlaceResponse, found: &Findings) -> bool {
+pub(crate) fn keeps(answer: &mut api::PlaceResponse, found: &Findings) -> bool {
     answer.objections = found.objections.iter().map(|each| plain(each)).collect();
     answer.obstacles = found.obstacles.iter().take(MOST_SHOWN).cloned().map(obstacle).collect();
     answer.warnings = found.warnings.iter().map(|each| plain(each)).collect();
@@ -38,14 +38,9 @@ pub(super) fn keeps(answer: &mut api::PlaceResponse, found: &Findings) -> bool {
 }
 
 /// Tells a decision, and what it rests on.
-pub(super) fn tell(
-    answer: &mut api::PlaceResponse,
-    verdict: &Verdict,
-    clients: &[Client],
-    places: &[Place],
-    asked: &Asked,
-) {
-    let names = names(places);
+pub(crate) fn tell(answer: &mut api::PlaceResponse, verdict: &Verdict, matter: &Matter) {
+    let Matter { clients, places, target, .. } = *matter;
+    let names: BTreeMap<NodeId, &str> = places.iter().map(|place| (place.id, place.name.as_str())).collect();
     let name = |node: &NodeId| names.get(node).copied().unwrap_or_default().to_owned();
     match &verdict.decision {
         Decision::Move { to, mode, then } => {
@@ -53,7 +48,7 @@ pub(super) fn tell(
             mode.name().clone_into(&mut answer.mode);
             answer.then = then.iter().map(name).collect();
         }
-        Decision::Stay(reasons) => answer.reasons = reasons.iter().filter_map(said).collect(),
+        Decision::Stay(reasons) => answer.reasons = reasons.iter().map(said).collect(),
     }
     let there = verdict.best.as_ref().map_or(&[][..], |best| &best.there);
     let mut all: Vec<_> =
@@ -63,7 +58,7 @@ pub(super) fn tell(
     answer.active = verdict.suffering.active;
     answer.over = verdict.suffering.over.iter().map(|over| over.count).sum();
     answer.unmeasured = verdict.suffering.unmeasured;
-    answer.latency_us = us(asked.target.get());
+    answer.latency_us = us(target.get());
     answer.stay_ms = u64::try_from(verdict.dwell.as_millis()).unwrap_or(u64::MAX);
     answer.losses = Some(losses(&verdict.suffering.losses));
     answer.best = verdict.best.as_ref().map(|best| told_node(name(&best.node), best));
@@ -86,24 +81,33 @@ pub(super) fn tell(
     answer.others = others.into_values().collect();
 }
 
-/// Why it stays. What only matters to a service that is watched is never a reason here.
-fn said(why: &Reason) -> Option<api::PlaceReason> {
+/// Why it stays.
+fn said(why: &Reason) -> api::PlaceReason {
+    let left_ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
     let kind = match *why {
         Reason::NoClients => reason::Kind::NoClients(true),
         Reason::NoCandidate => reason::Kind::NoCandidate(true),
-        Reason::NoBetter { delta } => reason::Kind::NoBetter(api::place_reason::NoBetter { delta }),
-        Reason::Uncertain { delta } => reason::Kind::Uncertain(api::place_reason::Uncertain { delta }),
-        Reason::TooLittle { gain, needed } => {
-            reason::Kind::TooLittle(api::place_reason::TooLittle { gain, needed })
+        Reason::NoBetter { delta } => reason::Kind::NoBetter(reason::NoBetter { delta }),
+        Reason::Uncertain { delta } => reason::Kind::Uncertain(reason::Uncertain { delta }),
+        Reason::TooLittle { gain, needed } => reason::Kind::TooLittle(reason::TooLittle { gain, needed }),
+        Reason::Sending { now, most } => reason::Kind::Sending(reason::Sending { now, most }),
+        Reason::NotArmed { part, threshold, left } => {
+            reason::Kind::NotArmed(reason::NotArmed { part, threshold, left_ms: left.map(left_ms) })
         }
-        Reason::Sending { now, most } => reason::Kind::Sending(api::place_reason::Sending { now, most }),
-        Reason::NotArmed { .. }
-        | Reason::Unpaid { .. }
-        | Reason::Moves { .. }
-        | Reason::Frozen { .. }
-        | Reason::Rests { .. } => return None,
+        Reason::Unpaid { suffered, needed, left } => {
+            reason::Kind::Unpaid(reason::Unpaid { suffered, needed, left_ms: left_ms(left) })
+        }
+        Reason::Moves { made, most, left } => {
+            reason::Kind::Moves(reason::Moves { made, most, left_ms: left_ms(left) })
+        }
+        Reason::Frozen { spent, needed, most } => reason::Kind::Frozen(reason::Frozen {
+            spent_ms: ms(spent),
+            needed_ms: ms(needed),
+            most_ms: ms(most),
+        }),
+        Reason::Rests { left } => reason::Kind::Rests(reason::Rests { left_ms: left_ms(left) }),
     };
-    Some(api::PlaceReason { kind: Some(kind) })
+    api::PlaceReason { kind: Some(kind) }
 }
 
 fn refused(kind: refusal::Kind) -> api::PlaceRefusal {
@@ -213,7 +217,7 @@ fn told_node(name: String, best: &Assessment) -> api::PlaceNode {
 }
 
 /// Whether the words of another node are few enough, and do a terminal no harm.
-pub(super) fn is_plain(answer: &api::PlaceResponse) -> bool {
+pub(crate) fn is_plain(answer: &api::PlaceResponse) -> bool {
     let plain = |text: &String| text.len() <= LONGEST && !text.chars().any(char::is_control);
     let latency = |of: &Option<api::Latency>| of.as_ref().is_none_or(|of| plain(&of.from));
     let of_refusal = |each: &api::PlaceRefusal| match &each.kind {

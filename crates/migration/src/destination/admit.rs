@@ -554,6 +554,7 @@ fn answer(
         fills_shared: userfaultfd && fills_shared().is_ok(),
         engine_layers: Vec::new(),
         sessions: true,
+        follows: true,
     }
 }
 

@@ -229,6 +229,9 @@ pub struct Accepted {
     /// Whether pages of shared anonymous memory may come after the commit, as other pages do.
     #[prost(bool, tag = "66")]
     pub fills_shared: bool,
+    /// Whether services follow their clients from this node, too.
+    #[prost(bool, tag = "67")]
+    pub follows: bool,
 }
 
 /// The round of files that are sent ahead is applied.

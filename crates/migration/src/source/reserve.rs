@@ -384,6 +384,8 @@ impl Source {
             "containers of other engines"
         } else if storage::bound(&self.service_there()?).next().is_some() && !accepted.tries_storage {
             "storage that nodes share"
+        } else if self.service.follows.is_some() && !accepted.follows {
+            "services that follow their clients"
         } else if !accepted.parts_of_mounts && self.has_parts_of_mounts()? {
             "single files that go along, and volumes of an engine that stay"
         } else if self.options.prepares && !accepted.retains {
