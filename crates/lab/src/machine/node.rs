@@ -254,6 +254,7 @@ perl -e 'open(my $random, ">", "/dev/urandom") or die $!; ioctl($random, 0x5207,
 printf '%s\n' {node} >/etc/hostname
 hostname {node}
 printf '127.0.0.1 localhost\n127.0.1.1 {node}\n' >/etc/hosts
+# Without a router it is online at once: systemd of Debian 12 waits 12 s for one.
 cat >/etc/systemd/network/20-uplink.network <<'END'
 [Match]
 Name={UPLINK}
@@ -261,6 +262,7 @@ Name={UPLINK}
 MACAddress={hardware}
 [Network]
 Address={underlay}/{UNDERLAY_PREFIX}
+IPv6AcceptRA=no
 END
 ip link set {UPLINK} address {hardware} up
 ip address add {underlay}/{UNDERLAY_PREFIX} dev {UPLINK}
