@@ -102,8 +102,13 @@ fn a_service_for_which_no_node_is_better_stays_and_says_why() {
     far(&bed, "a", 50);
     let client = Client::of(&bed);
     follows(&bed, "a", &["--latency", "30ms", "--max-frozen-ms", "500", "--allow", "postcopy"]);
-    let last = decided(&bed, "a", "a service without a place", |last| reasons(last) == ["no_candidate"]);
+    let last = decided(&bed, "a", "a service without a place", |last| {
+        reasons(last) == ["no_candidate"] && last["others"].as_array().is_some_and(|others| others.len() == 2)
+    });
     assert_eq!((&last["over"], &last["latency_us"]), (&1.into(), &30_000.into()), "{last}");
+    for other in last["others"].as_array().unwrap() {
+        assert!(other["refusals"][0]["kind"]["cpu"].is_object(), "{last}");
+    }
     let said = bed.done("a", &["policy", "show", NAME]);
     assert!(
         said.contains("30.0 ms") && said.contains("500 ms") && said.contains("no other node can take it"),

@@ -6,9 +6,11 @@
 //! ```
 //! What is remembered of a service's moves goes with it in its record ([`godwit_migration::follows`]).
 
+mod known;
 pub(crate) mod policy;
 
 use std::collections::HashMap;
+use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,20 +21,19 @@ use godwit_names::ServiceName;
 use godwit_policy::assess::Cause;
 use godwit_policy::decide::{Decision, Reason, Verdict};
 use godwit_policy::dwell::{Watch, of_cluster};
-use godwit_policy::loss::{Target, Usage};
-use godwit_policy::quantity::{Cores, Moment};
+use godwit_policy::loss::Target;
+use godwit_policy::quantity::Moment;
 use godwit_policy::state::{self, NodeId, State};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
+use self::known::{Known, With};
 use crate::directory::nodes;
-use crate::engine_changes;
 use crate::migrate;
 use crate::node::Node;
-use crate::place::clients::{Client, Echoes, Watched};
+use crate::place::clients::{Client, Watched};
 use crate::place::decision::{HERE, Matter};
-use crate::place::survey::{Place, Surveyor, may_be_better};
 use crate::place::{LATENCY, facts, told};
 use crate::state::now_ms;
 use crate::status::internal;
@@ -45,15 +46,11 @@ const LONGEST_TICK: Duration = Duration::from_secs(4);
 /// A look at many connections takes long: the pause before the next is so many times as long.
 const REST: u32 = 100;
 
-/// Between two rounds of echoes, while it may move.
-const ECHOES: Duration = Duration::from_secs(30);
-
-/// Before a node is asked again, which fills the link to it: longer each time nothing has come of it.
-const ASKS: Duration = Duration::from_secs(60);
-const LONGEST_ASKS: Duration = Duration::from_secs(600);
-
 /// Before the same reasons are an event again.
 const SAID: Duration = Duration::from_secs(600);
+
+/// After a move that could not be begun.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// Watches the services of this node that follow their clients, until it ends.
 pub(crate) async fn run(node: &Arc<Node>) {
@@ -63,14 +60,14 @@ pub(crate) async fn run(node: &Arc<Node>) {
     loop {
         ticks.tick().await;
         watched.retain(|_, task| !task.is_finished());
-        let services = match node.state.services() {
+        let services = match node.state.followers() {
             Ok(services) => services,
             Err(error) => {
                 tracing::error!(error = %error_chain(&error), "it is not known which services follow their clients");
                 continue;
             }
         };
-        for owned in services.into_iter().filter(|owned| owned.exit_code.is_none()) {
+        for owned in services {
             let Service { id, name, follows, .. } = owned.service;
             if let Some(follows) = follows
                 && !watched.contains_key(&id)
@@ -88,28 +85,22 @@ struct Follower {
     id: String,
     name: ServiceName,
     ending: CancellationToken,
+    /// What its looks at clients count from: no clock that is set.
+    begun: Instant,
     clients: Watched,
     /// How long the last look at them took.
     looked: Duration,
-    /// The numbers that the policy has for nodes are places in this list.
-    names: Vec<String>,
-    /// What is known of other nodes, while it may move.
-    places: Vec<Place>,
-    from_here: Echoes,
-    echoed: Option<Instant>,
-    /// Before a node is asked again.
-    patience: Duration,
-    usage: Usage,
-    /// What was found when other nodes were asked last: whether it can leave at all.
-    found: api::PlaceResponse,
+    known: Known,
     state: State,
     dwell: Watch,
     /// The reasons that were events, and when.
-    said: HashMap<Vec<std::mem::Discriminant<Reason>>, Instant>,
+    said: HashMap<Vec<Discriminant<Reason>>, Instant>,
+    /// When a move could not be begun.
+    paused: Option<Instant>,
     failed: String,
 }
 
-/// What becomes of a service that was to move.
+/// What becomes of a service.
 #[derive(Debug, PartialEq, Eq)]
 enum Moved {
     Away,
@@ -118,24 +109,19 @@ enum Moved {
 
 impl Follower {
     fn new(node: &Arc<Node>, id: &str, name: ServiceName, follows: &Follows) -> Self {
-        let found = told::answer(&name, &node.name);
         Self {
             node: Arc::clone(node),
             id: id.to_owned(),
-            name,
             ending: node.local().ending.clone(),
-            clients: Watched::of_newcomer(now()),
+            begun: Instant::now(),
+            clients: Watched::of_newcomer(Moment::default()),
             looked: Duration::ZERO,
-            names: Vec::new(),
-            places: Vec::new(),
-            from_here: Echoes::new(),
-            echoed: None,
-            patience: ASKS,
-            usage: nothing_used(),
-            found,
+            known: Known::nothing(told::answer(&name, &node.name)),
+            name,
             state: State { moves: follows.moves.iter().map(remembered).collect(), ..State::default() },
             dwell: Watch { best: None, seconds: follows.watched_s as f64, changes: follows.changes as f64 },
             said: HashMap::new(),
+            paused: None,
             failed: String::new(),
         }
     }
@@ -147,8 +133,7 @@ impl Follower {
                 break;
             }
             let Some((service, follows)) = self.service() else { break };
-            let is_whole = self.node.local().waits.of(&self.name).await.is_none();
-            if self.node.migration(&self.name).is_some() || self.node.is_busy(&self.name) || !is_whole {
+            if self.is_occupied().await {
                 continue;
             }
             match self.step(&service, &follows).await {
@@ -164,6 +149,14 @@ impl Follower {
         self.node.forget_decision(&self.id);
     }
 
+    /// Whether something else is done with the service, which goes before; or its pages are not all here.
+    async fn is_occupied(&self) -> bool {
+        self.node.migration(&self.name).is_some()
+            || self.node.is_busy(&self.name)
+            || self.node.is_prepared(&self.name)
+            || self.node.local().waits.of(&self.name).await.is_some()
+    }
+
     /// The service as it is recorded; none once it is not to be watched any more.
     fn service(&self) -> Option<(Service, Follows)> {
         let recorded = self.node.state.service(&self.name).inspect_err(|error| {
@@ -177,21 +170,24 @@ impl Follower {
     /// Looks, decides, and acts.
     async fn step(&mut self, service: &Service, follows: &Follows) -> Result<Moved, Status> {
         let config = self.node.local().config(service);
-        let begun = Instant::now();
-        self.clients.look(&config.network_namespace, now).await?;
-        self.looked = begun.elapsed();
-        let clients = self.clients.clients(now());
+        let (begun, looking) = (self.begun, Instant::now());
+        self.clients.look(&config.network_namespace, || Moment(begun.elapsed())).await?;
+        self.looked = looking.elapsed();
+        let clients = self.clients.clients(Moment(begun.elapsed()));
         let (options, target) = (options(follows), target(follows));
-        if self.state.armed {
-            self.survey(service, &options, target, &clients).await?;
-        } else if self.echoed.is_some() {
-            (self.places, self.from_here, self.echoed) = (Vec::new(), Echoes::new(), None);
-            self.patience = ASKS;
+        if !self.state.armed {
+            self.known.forget();
+        } else {
+            let with = With { node: &self.node, service, options: &options, target, clients: &clients };
+            if self.known.survey(&with, &self.ending).await? {
+                // What was seen of the clients is older than that.
+                return Ok(Moved::Stays);
+            }
         }
-        let (mut verdict, mut answer) = self.decide(&options, target, &clients)?;
-        if self.state.armed && self.echoed.is_none() {
-            self.survey(service, &options, target, &clients).await?;
-            (verdict, answer) = self.decide(&options, target, &clients)?;
+        let (verdict, answer) = self.decide(&options, target, &clients)?;
+        if self.state.armed && self.known.age().is_none() {
+            // It is armed since now, and other nodes are asked next.
+            return Ok(Moved::Stays);
         }
         self.node.note_decision(&self.id, answer);
         if verdict.suffering.active > 0 {
@@ -199,15 +195,15 @@ impl Follower {
             self.dwell.see(better.map_or(HERE, |best| best.node), now());
         }
         match &verdict.decision {
-            Decision::Stay(reasons) => {
-                self.say(reasons);
-                Ok(Moved::Stays)
-            }
-            Decision::Move { to, mode, then } => {
-                let all: Vec<NodeId> = [*to].into_iter().chain(then.iter().copied()).collect();
-                Ok(self.go(&all, *mode, follows, &verdict).await)
+            Decision::Stay(reasons) => self.say(reasons),
+            Decision::Move { to, mode, .. } => {
+                let is_paused = self.paused.is_some_and(|at| at.elapsed() < PAUSE);
+                if !is_paused && self.known.is_fresh(*to) && !self.is_occupied().await {
+                    return Ok(self.go(*to, *mode, follows, &verdict).await);
+                }
             }
         }
+        Ok(Moved::Stays)
     }
 
     /// Decides, with what is known now.
@@ -223,21 +219,26 @@ impl Follower {
             options,
             target,
             dwell: self.dwell.mean(of_cluster(std::iter::empty())),
-            usage: self.usage,
+            usage: self.known.usage,
             host: facts::own(&infos, &self.node.name),
             sending: u32::try_from(self.node.migrations().len()).unwrap_or(u32::MAX),
             clients,
-            from_here: &self.from_here,
-            places: &self.places,
+            from_here: &self.known.from_here,
+            echoed: self.known.age().unwrap_or_default(),
+            places: &self.known.places,
         };
         let mut verdict = matter.decide(&mut self.state, now());
         if let Decision::Stay(reasons) = &mut verdict.decision
-            && self.echoed.is_none()
+            && let Some(at) = reasons.iter().position(|why| *why == Reason::NoCandidate)
         {
-            // No node was asked.
-            reasons.retain(|why| *why != Reason::NoCandidate);
+            if self.known.age().is_none() {
+                // No node was asked.
+                reasons.remove(at);
+            } else if self.known.has_others() && self.known.found.objections.is_empty() {
+                reasons[at] = Reason::NoBetter { delta: 0.0 };
+            }
         }
-        let mut answer = self.found.clone();
+        let mut answer = self.known.found.clone();
         told::tell(&mut answer, &verdict, &matter);
         Ok((verdict, answer))
     }
@@ -251,144 +252,89 @@ impl Follower {
         let kinds = reasons.iter().map(std::mem::discriminant).collect();
         if let std::collections::hash_map::Entry::Vacant(new) = self.said.entry(kinds) {
             new.insert(Instant::now());
-            let words: Vec<_> = reasons.iter().map(Reason::to_string).collect();
+            let found = &self.known.found;
+            let keeps = found.objections.iter().cloned();
+            let obstacles = found.obstacles.iter().map(|found| format!("{} {}", found.name, found.what));
+            let words: Vec<_> =
+                keeps.chain(obstacles).take(1).chain(reasons.iter().map(Reason::to_string)).collect();
             self.node.events.tell("policy", "stays", &self.name, &words.join("; "));
         }
     }
 
-    /// What a decision needs to know of other nodes, while it may move.
-    async fn survey(
-        &mut self,
-        service: &Service,
-        options: &Options,
-        target: Target,
-        clients: &[Client],
-    ) -> Result<(), Status> {
-        let infos = nodes(&self.node).map_err(internal)?;
-        self.renew_places(&infos);
-        let (node, ending) = (Arc::clone(&self.node), self.ending.child_token());
-        let surveyor = Surveyor { node: &node, service, options, target, cancel: &ending };
-        if self.echoed.is_none_or(|at| at.elapsed() >= ECHOES) {
-            self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
-            self.echoed = Some(Instant::now());
-        }
-        let (from_here, patience) = (&self.from_here, self.patience);
-        let is_worth_it = |place: &Place| {
-            place.refused.is_empty()
-                && place.asked.is_none_or(|at| at.elapsed() >= patience)
-                && may_be_better(place, clients, from_here, target)
-        };
-        if !self.places.iter().any(is_worth_it) {
-            return Ok(());
-        }
-        let cancel = ending.child_token();
-        // A user's command goes before.
-        let Ok(_looking) = node.begin_look(&self.name, cancel.clone()) else { return Ok(()) };
-        let service = &engine_changes::taken_over(&node, service.clone()).await?;
-        let surveyor = Surveyor { service, cancel: &cancel, ..surveyor };
-        let mut seen = None;
-        let (found, usage) = match surveyor.examine(&mut seen).await {
-            Err(_) if cancel.is_cancelled() => return Ok(()),
-            examined => examined?,
-        };
-        self.usage = usage;
-        self.found = told::answer(&self.name, &node.name);
-        if told::keeps(&mut self.found, &found) {
-            for place in self.places.iter_mut().filter(|place| is_worth_it(place)) {
-                (place.asked, place.measured) = (Some(Instant::now()), None);
-            }
-        } else {
-            let with = (clients, from_here);
-            match surveyor.ask(&mut self.places, with, is_worth_it, &mut seen).await {
-                Err(_) if cancel.is_cancelled() => return Ok(()),
-                asked => asked?,
-            }
-        }
-        self.patience = self.patience.saturating_mul(2).min(LONGEST_ASKS);
-        Ok(())
-    }
-
-    /// All other nodes as they are now, with what is known of them already.
-    fn renew_places(&mut self, infos: &[api::NodeInfo]) {
-        let host = facts::own(infos, &self.node.name);
-        let mut before: HashMap<NodeId, Place> =
-            std::mem::take(&mut self.places).into_iter().map(|place| (place.id, place)).collect();
-        for info in infos {
-            if info.name == self.node.name {
-                continue;
-            }
-            let id = self.number(&info.name);
-            let mut place = Place::new(id, info, &self.usage, &host);
-            if let Some(before) = before.remove(&id) {
-                (place.echoes, place.words) = (before.echoes, before.words);
-                (place.measured, place.asked) = (before.measured, before.asked);
-            }
-            self.places.push(place);
-        }
-    }
-
-    fn number(&mut self, name: &str) -> NodeId {
-        let known = self.names.iter().position(|known| known == name);
-        let index = known.unwrap_or_else(|| {
-            self.names.push(name.to_owned());
-            self.names.len() - 1
-        });
-        NodeId(u32::try_from(index).unwrap_or(HERE.0))
-    }
-
-    fn name_of(&self, id: NodeId) -> &str {
-        usize::try_from(id.0).ok().and_then(|index| self.names.get(index)).map_or("", String::as_str)
-    }
-
-    /// Moves to the first of these nodes that takes it.
-    async fn go(&mut self, all: &[NodeId], mode: Mode, follows: &Follows, verdict: &Verdict) -> Moved {
+    /// Moves it.
+    async fn go(&mut self, to: NodeId, mode: Mode, follows: &Follows, verdict: &Verdict) -> Moved {
         let node = Arc::clone(&self.node);
         // Another service of this node goes first: its move makes this one's slower.
         let Ok(_turn) = node.follows.try_acquire() else { return Moved::Stays };
-        let mut because = why(&node.name, verdict);
-        for id in all {
-            let to = self.name_of(*id).to_owned();
-            node.events.tell("policy", "follows", &self.name, &format!("to node {to}: {because}"));
-            because = format!("node {to} has refused it");
-            let request = api::MigrateRequest {
-                name: self.name.to_string(),
-                to: to.clone(),
-                mode: mode.name().to_owned(),
-                max_frozen_ms: follows.max_frozen_ms,
-                allow_postcopy: follows.postcopy,
-                ..api::MigrateRequest::default()
-            };
-            let made = expected(verdict);
-            if let Err(status) = self.record(|follows| follows.moving(made)).await {
-                tracing::warn!(service = %self.name, why = status.message(), "it does not move yet");
-                return Moved::Stays;
-            }
-            let ended = match migrate::start(&node, self.name.clone(), &request).await {
-                Ok(stream) => report(stream).await,
-                Err(status) => Err(status),
-            };
-            match &ended {
-                Ok(report) if report.outcome != "aborted" => return Moved::Away,
-                // It is being stopped, moved by a user, or looked at.
-                Err(status) if status.code() == Code::Aborted => {}
-                // What has become of it only its record tells.
-                Err(status) if status.code() == Code::Unavailable => return Moved::Stays,
-                Ok(_) | Err(_) => self.state.kept(*id, now()),
-            }
-            if let Err(status) = self.record(|follows| follows.stays(&made)).await {
-                tracing::warn!(service = %self.name, why = status.message(), "a move that was not made counts as one");
-            }
-            if !ended.is_ok_and(|report| report.refused) {
-                break;
-            }
+        let request = api::MigrateRequest {
+            name: self.name.to_string(),
+            to: self.known.name_of(to).to_owned(),
+            mode: mode.name().to_owned(),
+            max_frozen_ms: follows.max_frozen_ms,
+            allow_postcopy: follows.postcopy,
+            ..api::MigrateRequest::default()
+        };
+        let made = expected(verdict);
+        if let Err(status) = self.record(follows, |follows| follows.moving(made)).await {
+            return self.pauses(&status);
         }
+        let stream = match migrate::start(&node, self.name.clone(), &request).await {
+            Ok(stream) => stream,
+            Err(status) => {
+                self.forget_move(follows, &made, None).await;
+                if status.code() != Code::Aborted {
+                    self.state.kept(to, now());
+                }
+                return self.pauses(&status);
+            }
+        };
+        let detail = format!("to node {}: {}", request.to, why(&node.name, verdict));
+        node.events.tell("policy", "follows", &self.name, &detail);
+        match report(stream).await {
+            Ok(report) if report.outcome == "aborted" => {
+                let froze = (report.frozen_ms > 0.0).then(|| Duration::from_secs_f64(report.frozen_ms / 1e3));
+                self.forget_move(follows, &made, froze).await;
+                // What was lost by not being at others counts on.
+                let debts = self.state.debts.iter().filter(|debt| debt.node != to).copied().collect();
+                self.state.kept(to, now());
+                if report.refused {
+                    self.state.debts = debts;
+                }
+                Moved::Stays
+            }
+            Ok(_) => Moved::Away,
+            // What has become of it only its record tells.
+            Err(status) => self.pauses(&status),
+        }
+    }
+
+    /// A move could not be begun, or its end is not known.
+    fn pauses(&mut self, why: &Status) -> Moved {
+        tracing::warn!(service = %self.name, why = why.message(), "it does not move yet");
+        self.paused = Some(Instant::now());
         Moved::Stays
     }
 
-    /// Changes what is remembered of the service.
-    async fn record(&self, change: impl FnOnce(&mut Follows)) -> Result<(), Status> {
+    /// A move that was not made does not count, unless the service was frozen for so long.
+    async fn forget_move(&mut self, follows: &Follows, made: &Made, froze: Option<Duration>) {
+        let frozen = froze
+            .map(|froze| Made { frozen_ms: u64::try_from(froze.as_millis()).unwrap_or(u64::MAX), ..*made });
+        self.state.moves.extend(frozen.iter().map(remembered));
+        let changed = self.record(follows, |follows| {
+            follows.stays(made);
+            if let Some(frozen) = frozen {
+                follows.moving(frozen);
+            }
+        });
+        if let Err(status) = changed.await {
+            tracing::warn!(service = %self.name, why = status.message(), "a move that was not made counts as one");
+        }
+    }
+
+    /// Changes what is remembered of the service, if its policy is still the one that was decided by.
+    async fn record(&self, by: &Follows, change: impl FnOnce(&mut Follows)) -> Result<(), Status> {
         let (seconds, changes) = (self.dwell.seconds, self.dwell.changes);
-        policy::record(&self.node, &self.name, &self.id, |follows| {
+        policy::record(&self.node, (&self.name, &self.id), by, |follows| {
             (follows.watched_s, follows.changes) = (whole(seconds), whole(changes));
             change(follows);
         })
@@ -414,10 +360,6 @@ fn now() -> Moment {
 /// As many whole things, where it is a number of them.
 fn whole(number: f64) -> u64 {
     Duration::try_from_secs_f64(number.round()).map_or(0, |number| number.as_secs())
-}
-
-fn nothing_used() -> Usage {
-    Usage { cores: Cores::LEAST, memory: 0, request: None }
 }
 
 fn target(follows: &Follows) -> Target {

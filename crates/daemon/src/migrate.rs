@@ -84,6 +84,11 @@ pub(crate) async fn start(
     node.begin_migration(&name, migrating)
         .await
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
+    // Those that are entered when godwitd begins to end are cancelled then.
+    if node.local().ending.is_cancelled() {
+        node.end_migration(&name);
+        return Err(Status::aborted("godwitd ends"));
+    }
     let service = match as_it_is_now(node, &name, &request.to).await {
         Ok(service) => service,
         Err(why) => {

@@ -359,6 +359,11 @@ impl Node {
         Ok(Preparing { node: Arc::clone(self), name: name.clone() })
     }
 
+    /// Whether a user has a move of it prepared.
+    pub(crate) fn is_prepared(&self, name: &ServiceName) -> bool {
+        self.transient().preparing.get(name).is_some_and(|prepares| !prepares.is_look)
+    }
+
     /// Notes what was decided about a service that follows its clients.
     pub(crate) fn note_decision(&self, id: &str, decided: PlaceResponse) {
         self.transient().decided.insert(id.to_owned(), (now_ms(), decided));

@@ -147,6 +147,7 @@ impl Placing {
         let mut places: Vec<_> =
             others.zip(0..).map(|(info, id)| Place::new(NodeId(id), info, &usage, &host)).collect();
         let from_here = surveyor.listen_for_echoes(&mut places, &clients).await?;
+        let listened = tokio::time::Instant::now();
         surveyor.ask(&mut places, (&clients, &from_here), |_| true, &mut seen).await?;
         let matter = Matter {
             cause: Cause::Asked,
@@ -158,6 +159,7 @@ impl Placing {
             sending,
             clients: &clients,
             from_here: &from_here,
+            echoed: listened.elapsed(),
             places: &places,
         };
         let verdict = matter.decide(&mut State::default(), Moment::default());

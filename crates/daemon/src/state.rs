@@ -241,6 +241,14 @@ impl State {
         self.select_services("1 ORDER BY name", params![])
     }
 
+    /// Those that run and follow their clients.
+    pub(crate) fn followers(&self) -> Result<Vec<Owned>, StateError> {
+        self.select_services(
+            "exit_code IS NULL AND json_extract(service, '$.follows') IS NOT NULL",
+            params![],
+        )
+    }
+
     fn select_services(&self, which: &str, values: impl Params) -> Result<Vec<Owned>, StateError> {
         off_worker(|| {
             let database = self.lock();

@@ -57,6 +57,18 @@ impl Follows {
         Self { moves: self.moves.clone(), watched_s: self.watched_s, changes: self.changes, ..to }
     }
 
+    /// Whether it is the same policy, whatever the service has done by it.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let policy = |of: &Self| (of.latency_us, of.max_frozen_ms, of.postcopy);
+        policy(self) == policy(other)
+    }
+
+    /// Whether more is remembered than any node remembers.
+    pub(crate) fn is_too_long(&self) -> bool {
+        self.moves.len() > MOST
+    }
+
     /// Notes a move that is about to be made.
     pub fn moving(&mut self, made: Made) {
         let last = self.moves.pop();
@@ -95,7 +107,9 @@ mod tests {
         for at in 0..1000 {
             follows.moving(made(4 * HOUR_MS + at));
         }
-        assert_eq!(follows.moves.len(), MOST);
+        assert!(follows.moves.len() == MOST && !follows.is_too_long());
+        follows.moves.push(made(0));
+        assert!(follows.is_too_long());
     }
 
     #[test]
@@ -105,6 +119,7 @@ mod tests {
         follows.watched_s = 60;
         let other = follows.changed(Follows::new(Duration::from_millis(5), 150, true));
         assert_eq!((other.latency_us, other.max_frozen_ms, other.postcopy), (5000, 150, true));
+        assert!(!other.is_like(&follows) && follows.changed(follows.clone()).is_like(&follows));
         assert_eq!((other.moves, other.watched_s), (vec![made(7)], 60));
     }
 }

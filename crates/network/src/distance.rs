@@ -50,6 +50,8 @@ pub async fn round_trip(host: IpAddr) -> Result<Option<Duration>, NetworkError> 
             }
             // A router on the way says that it does not come through.
             Ok(_) => {}
+            // One echo may be lost. Who does not answer two answers none, and others wait for their turn.
+            Err(SurgeError::Timeout { .. }) if least.is_none() && sequence > 0 => return Ok(None),
             Err(SurgeError::Timeout { .. }) => {}
             // No way there is no answer, too.
             Err(SurgeError::IOError(error)) if is_unreachable(&error) => return Ok(None),

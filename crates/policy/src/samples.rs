@@ -15,6 +15,9 @@ const KEPT: usize = 5;
 /// After a move no sample is taken for this time.
 const SKIPPED: Duration = Duration::from_secs(3);
 
+/// An older sample says nothing of now, while there is a newer one.
+const OLDEST: Duration = Duration::from_secs(10);
+
 /// No deviation is taken to be less than this part of the latency: five samples in a row may be alike by chance.
 const LEAST: u32 = 20;
 
@@ -40,6 +43,7 @@ impl Samples {
             return;
         }
         let Some(least) = connections.into_iter().filter(|latency| !latency.is_zero()).min() else { return };
+        self.last.retain(|(taken, _)| now.since(*taken) <= OLDEST);
         self.last.push((now, bounded(least)));
         self.last.drain(..self.last.len().saturating_sub(KEPT));
     }
@@ -96,6 +100,17 @@ mod tests {
             Some(ms(1)),
             "a twentieth at least"
         );
+    }
+
+    #[test]
+    fn after_a_pause_nothing_counts_that_was_before() {
+        let mut samples = Samples::default();
+        for second in 0..5 {
+            samples.add(at(second), [ms(90)]);
+        }
+        assert_eq!(samples.reading(at(20)).map(|reading| reading.age), Some(Duration::from_secs(16)));
+        samples.add(at(20), [ms(20)]);
+        assert_eq!(samples.reading(at(20)).map(|reading| reading.latency), Some(ms(20)));
     }
 
     #[test]

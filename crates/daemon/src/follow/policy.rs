@@ -51,7 +51,9 @@ pub(crate) async fn here(
         Some(Change::Clear(false)) | None => {}
     }
     let service = owned(node, &name)?.service;
-    let (decided_ms, last) = node.decision(&service.id).unzip();
+    // A decision that is under way may be noted after the policy has gone.
+    let decision = service.follows.as_ref().and_then(|_| node.decision(&service.id));
+    let (decided_ms, last) = decision.unzip();
     Ok(api::PolicyResponse {
         name: request.name,
         node: node.name.clone(),
@@ -89,17 +91,18 @@ async fn change(node: &Arc<Node>, name: &ServiceName, wanted: Option<Follows>) -
     Ok(())
 }
 
-/// Changes what is remembered of a service that follows its clients, if it still does.
+/// Changes what is remembered of a service that follows its clients, if it still does by the same policy.
 pub(super) async fn record(
     node: &Arc<Node>,
-    name: &ServiceName,
-    id: &str,
+    (name, id): (&ServiceName, &str),
+    by: &Follows,
     change: impl FnOnce(&mut Follows),
 ) -> Result<(), Status> {
     let _occupied = node.reserve_soon(name).await.ok_or_else(|| occupied(name))?;
     let mut service = owned(node, name)?.service;
-    let follows = service.follows.as_mut().filter(|_| service.id == id);
-    let gone = || Status::aborted(format!("service {name} does not follow its clients any more"));
+    let follows = service.follows.as_mut().filter(|now| service.id == id && now.is_like(by));
+    let gone =
+        || Status::aborted(format!("service {name} follows its clients by another policy, or not at all"));
     change(follows.ok_or_else(gone)?);
     match node.state.change_service(&service).map_err(internal)? {
         true => Ok(()),

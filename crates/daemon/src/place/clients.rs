@@ -30,7 +30,8 @@ pub(super) const MOST: usize = 64;
 /// Echoes at the same time.
 const AT_ONCE: usize = 16;
 
-/// How long a node may take to send echoes to all of them.
+/// How long echoes are waited for, and how long another node may take to tell of them.
+const LISTENING: Duration = Duration::from_secs(15);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The deviation of an echo that was sent three times, as a part of it.
@@ -151,11 +152,12 @@ pub(super) fn counted(clients: &[Client], target: Target) -> Vec<Clients> {
 /// between the nodes.
 pub(super) fn there(
     clients: &[Client],
-    from_here: &Echoes,
-    from_there: &Echoes,
+    (from_here, from_there, age): (&Echoes, &Echoes, Duration),
     between: Option<Duration>,
 ) -> Vec<Option<Estimate>> {
-    let echo = |all: &Echoes, client: &Client| all.get(&client.address).copied().map(reading);
+    let echo = |all: &Echoes, client: &Client| {
+        all.get(&client.address).map(|found| Reading { age, ..reading(*found) })
+    };
     let one = |client: &Client| {
         let probe =
             echo(from_here, client).zip(echo(from_there, client)).map(|(here, there)| Part { here, there });
@@ -170,17 +172,20 @@ fn reading(latency: Duration) -> Reading {
     Reading { latency, deviation: latency / ECHO_DEVIATION, age: Duration::ZERO }
 }
 
-/// How far these hosts are from this node; none where one does not answer, or cannot be asked.
+/// How far these hosts are from this node; none where one does not answer in time, or cannot be asked.
 pub(super) async fn distances(hosts: &[IpAddr]) -> Vec<Option<Duration>> {
     // Whoever asks: this node sends no more of them at once.
     static TURNS: Semaphore = Semaphore::const_new(AT_ONCE);
-    let one = |host: IpAddr| async move {
+    let deadline = tokio::time::Instant::now() + LISTENING;
+    let ask = |host: IpAddr| async move {
         let _turn = TURNS.acquire().await.ok()?;
         godwit_network::round_trip(host).await.unwrap_or_else(|error| {
             tracing::debug!(%host, error = godwit_migration::error_chain(&error), "a host cannot be asked");
             None
         })
     };
+    // Those that answer count, however many are silent.
+    let one = |host: IpAddr| async move { tokio::time::timeout_at(deadline, ask(host)).await.ok().flatten() };
     futures::future::join_all(hosts.iter().copied().map(one)).await
 }
 
@@ -190,7 +195,7 @@ pub(crate) async fn of_this_node(
     request: api::DistancesRequest,
 ) -> Result<api::DistancesResponse, Status> {
     let hosts = asked(&request)?;
-    tracing::info!(from, hosts = hosts.len(), "echoes are sent for another node");
+    tracing::debug!(from, hosts = hosts.len(), "echoes are sent for another node");
     let found = distances(&hosts).await;
     let told = |found: Option<Duration>| {
         found.map_or(0, |found| u64::try_from(found.as_micros()).unwrap_or(u64::MAX).max(1))
@@ -306,13 +311,13 @@ mod tests {
         };
         let echo = |latency| Echoes::from([("192.0.2.1".parse().unwrap(), latency)]);
         // Of 30 ms the way takes 21; from there it takes 6.
-        let found = there(&[here(30)], &echo(ms(21)), &echo(ms(6)), Some(ms(15)))[0].unwrap();
+        let found = there(&[here(30)], (&echo(ms(21)), &echo(ms(6)), ms(0)), Some(ms(15)))[0].unwrap();
         assert_eq!((found.expected, found.from), (ms(15), Origin::Probe));
         // Who does not answer is somewhere between.
-        let bounds = there(&[here(30)], &Echoes::new(), &Echoes::new(), Some(ms(20)))[0].unwrap();
+        let bounds = there(&[here(30)], (&Echoes::new(), &Echoes::new(), ms(0)), Some(ms(20)))[0].unwrap();
         assert_eq!((bounds.expected, bounds.from), (ms(30), Origin::Bounds));
         assert!(bounds.deviation > ms(10));
-        assert_eq!(there(&[here(30)], &Echoes::new(), &Echoes::new(), None), [None]);
+        assert_eq!(there(&[here(30)], (&Echoes::new(), &Echoes::new(), ms(0)), None), [None]);
     }
 
     #[test]

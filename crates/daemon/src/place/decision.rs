@@ -43,14 +43,19 @@ pub(crate) struct Matter<'a> {
     pub(crate) sending: u32,
     pub(crate) clients: &'a [Client],
     pub(crate) from_here: &'a Echoes,
+    /// How old the echoes are.
+    pub(crate) echoed: Duration,
     pub(crate) places: &'a [Place],
 }
 
 impl Matter<'_> {
     pub(crate) fn decide(&self, state: &mut State, now: Moment) -> Verdict {
         let nothing = Curve::fit(&[], self.usage.memory / PAGE);
-        let there: BTreeMap<NodeId, Vec<Option<Estimate>>> =
-            self.places.iter().map(|place| (place.id, place.there(self.clients, self.from_here))).collect();
+        let there: BTreeMap<NodeId, Vec<Option<Estimate>>> = self
+            .places
+            .iter()
+            .map(|place| (place.id, place.there(self.clients, self.from_here, self.echoed)))
+            .collect();
         let candidates: Vec<_> = self
             .places
             .iter()

@@ -66,14 +66,19 @@ impl Place {
     }
 
     /// The latency of each client with the service there.
-    pub(crate) fn there(&self, clients: &[Client], from_here: &Echoes) -> Vec<Option<Estimate>> {
+    pub(crate) fn there(
+        &self,
+        clients: &[Client],
+        from_here: &Echoes,
+        age: Duration,
+    ) -> Vec<Option<Estimate>> {
         let between = self.measured.as_ref().map(|measured| measured.link.round_trip);
-        clients::there(clients, from_here, &self.echoes, between)
+        clients::there(clients, (from_here, &self.echoes, age), between)
     }
 
     /// What orders places: what is lost there, in thousandths, and then all latencies.
     fn distance(&self, clients: &[Client], from_here: &Echoes, target: Target) -> (u64, Duration) {
-        distance(&clients::there(clients, from_here, &self.echoes, None), target)
+        distance(&clients::there(clients, (from_here, &self.echoes, Duration::ZERO), None), target)
     }
 }
 
@@ -128,6 +133,10 @@ impl Surveyor<'_> {
         places: &mut [Place],
         clients: &[Client],
     ) -> Result<Echoes, Status> {
+        for place in places.iter_mut() {
+            // Those of places that are not asked now would be older.
+            place.echoes.clear();
+        }
         let hosts: Vec<IpAddr> = clients.iter().map(|client| client.address).collect();
         if hosts.is_empty() {
             return Ok(Echoes::new());

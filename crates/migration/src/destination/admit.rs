@@ -20,6 +20,7 @@ use crate::binds::Checked;
 use crate::blocking::off_worker;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
+use crate::follows::Follows;
 use crate::hooks;
 use crate::journal::{Beginning, JournalError, Role, now_ms};
 use crate::link::{Link, LinkError};
@@ -221,6 +222,9 @@ async fn examine(
     }
     if let Some(objection) = service.mounts_objection() {
         return Err(DestinationError::Refused(vec![objection]));
+    }
+    if service.follows.as_ref().is_some_and(Follows::is_too_long) {
+        return Err(DestinationError::Protocol("more moves than a node remembers"));
     }
     // Through the volume it could put a link in the place of the file.
     let mounts_of = |name: &VolumeName| service.volumes().filter(|other| *other == name).count();

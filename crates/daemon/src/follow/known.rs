@@ -1,0 +1,269 @@
+//! What is known of other nodes while a service may move: how far its clients are from them, and what a move to them would be.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::v1 as api;
+use godwit_migration::{Options, Service};
+use godwit_policy::loss::{Target, Usage};
+use godwit_policy::quantity::Cores;
+use godwit_policy::state::NodeId;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::check::plain;
+use crate::directory::nodes;
+use crate::engine_changes;
+use crate::node::Node;
+use crate::place::clients::{Client, Echoes};
+use crate::place::decision::HERE;
+use crate::place::survey::{Place, Surveyor, may_be_better};
+use crate::place::{facts, told};
+use crate::status::internal;
+
+/// Between two rounds of echoes.
+const ECHOES: Duration = Duration::from_secs(30);
+
+/// Before a node is asked again, which fills the link to it: longer each time nothing has come of it.
+const ASKS: Duration = Duration::from_secs(60);
+const LONGEST_ASKS: Duration = Duration::from_secs(600);
+
+/// What is older is measured again before a move rests on it; or twice the time that measuring takes, if that is longer.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// What is measured with.
+pub(super) struct With<'a> {
+    pub(super) node: &'a Arc<Node>,
+    pub(super) service: &'a Service,
+    pub(super) options: &'a Options,
+    pub(super) target: Target,
+    pub(super) clients: &'a [Client],
+}
+
+pub(super) struct Known {
+    /// The numbers that the policy has for nodes are places in this list.
+    names: Vec<String>,
+    pub(super) places: Vec<Place>,
+    pub(super) from_here: Echoes,
+    pub(super) usage: Usage,
+    /// Whether the service can leave at all, as an answer to its user.
+    pub(super) found: api::PlaceResponse,
+    echoed: Option<Instant>,
+    /// Before a node is asked again.
+    patience: Duration,
+    /// How long the last survey took.
+    took: Duration,
+    /// The node to which a move would rest on what is too old.
+    stale: Option<NodeId>,
+}
+
+impl Known {
+    /// Nothing, of a service of this node.
+    pub(super) fn nothing(found: api::PlaceResponse) -> Self {
+        Self {
+            names: Vec::new(),
+            places: Vec::new(),
+            from_here: Echoes::new(),
+            usage: Usage { cores: Cores::LEAST, memory: 0, request: None },
+            found,
+            echoed: None,
+            patience: ASKS,
+            took: Duration::ZERO,
+            stale: None,
+        }
+    }
+
+    /// Forgets all but the numbers of nodes: the service does not move for now.
+    pub(super) fn forget(&mut self) {
+        let found = api::PlaceResponse {
+            name: std::mem::take(&mut self.found.name),
+            node: std::mem::take(&mut self.found.node),
+            ..api::PlaceResponse::default()
+        };
+        *self = Self { names: std::mem::take(&mut self.names), ..Self::nothing(found) };
+    }
+
+    /// How old the echoes are; none before the first ones.
+    pub(super) fn age(&self) -> Option<Duration> {
+        self.echoed.map(|at| at.elapsed())
+    }
+
+    /// Whether there is a place that could take the service, as far as is known from afar, and was not asked: no less is lost
+    /// there.
+    pub(super) fn has_others(&self) -> bool {
+        self.places.iter().any(|place| place.refused.is_empty() && place.words.is_empty())
+    }
+
+    /// Whether a move to this node would rest on what was measured just now. If not, the next survey measures it again.
+    pub(super) fn is_fresh(&mut self, id: NodeId) -> bool {
+        let limit = FRESH.max(self.took.saturating_mul(2));
+        let asked = self.places.iter().find(|place| place.id == id).and_then(|place| place.asked);
+        let is_fresh = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() <= limit);
+        let all = is_fresh(self.echoed) && is_fresh(asked);
+        self.stale = (!all).then_some(id);
+        all
+    }
+
+    /// Measures what is due; whether anything was. What was seen of the clients may be old then.
+    pub(super) async fn survey(
+        &mut self,
+        with: &With<'_>,
+        ending: &CancellationToken,
+    ) -> Result<bool, Status> {
+        let With { node, service, options, target, clients } = *with;
+        let begun = Instant::now();
+        self.renew_places(&nodes(node).map_err(internal)?, &node.name);
+        let stale = self.stale.take();
+        let surveyor = Surveyor { node, service, options, target, cancel: ending };
+        let listens = stale.is_some() || self.age().is_none_or(|age| age >= ECHOES);
+        if listens {
+            self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
+            self.echoed = Some(Instant::now());
+        }
+        let is_due = |place: &Place| place.asked.is_none_or(|at| at.elapsed() >= self.patience);
+        let worth: BTreeSet<NodeId> = self
+            .places
+            .iter()
+            .filter(|place| place.refused.is_empty())
+            .filter(|place| {
+                Some(place.id) == stale
+                    || is_due(place) && may_be_better(place, clients, &self.from_here, target)
+            })
+            .map(|place| place.id)
+            .collect();
+        if worth.is_empty() {
+            return Ok(listens);
+        }
+        let cancel = ending.child_token();
+        // What a user asks for goes before.
+        let Ok(_looking) = node.begin_look(&service.name, cancel.clone()) else { return Ok(true) };
+        // Before anything can fail: what fails is not tried each second.
+        self.note_asked(&worth, Some(Instant::now()));
+        let surveyor = Surveyor { cancel: &cancel, ..surveyor };
+        let asked = self.ask(&surveyor, clients, &worth).await;
+        self.note_asked(&worth, Some(Instant::now()));
+        self.took = begun.elapsed();
+        match asked {
+            // It was cut off, and is tried again once the service is free.
+            Err(_) if cancel.is_cancelled() => self.note_asked(&worth, None),
+            Err(status) => {
+                self.found.objections.push(plain(status.message()));
+                self.forget_measured();
+            }
+            Ok(()) => {}
+        }
+        if stale.is_none() {
+            self.patience = self.patience.saturating_mul(2).min(LONGEST_ASKS);
+        }
+        Ok(true)
+    }
+
+    async fn ask(
+        &mut self,
+        surveyor: &Surveyor<'_>,
+        clients: &[Client],
+        worth: &BTreeSet<NodeId>,
+    ) -> Result<(), Status> {
+        self.found = told::answer(&surveyor.service.name, &surveyor.node.name);
+        let service = &engine_changes::taken_over(surveyor.node, surveyor.service.clone()).await?;
+        let surveyor = Surveyor { service, ..*surveyor };
+        let mut seen = None;
+        let (found, usage) = surveyor.examine(&mut seen).await?;
+        self.usage = usage;
+        if told::keeps(&mut self.found, &found) {
+            self.forget_measured();
+            return Ok(());
+        }
+        let is_worth_it = |place: &Place| worth.contains(&place.id);
+        surveyor.ask(&mut self.places, (clients, &self.from_here), is_worth_it, &mut seen).await
+    }
+
+    fn note_asked(&mut self, which: &BTreeSet<NodeId>, at: Option<Instant>) {
+        for place in self.places.iter_mut().filter(|place| which.contains(&place.id)) {
+            place.asked = at;
+        }
+    }
+
+    /// The service cannot leave: no move rests on what was measured before.
+    fn forget_measured(&mut self) {
+        for place in &mut self.places {
+            place.measured = None;
+        }
+    }
+
+    /// All other nodes as they are now, with what is known of them already.
+    fn renew_places(&mut self, infos: &[api::NodeInfo], own: &str) {
+        let host = facts::own(infos, own);
+        let mut before: HashMap<NodeId, Place> =
+            std::mem::take(&mut self.places).into_iter().map(|place| (place.id, place)).collect();
+        for info in infos.iter().filter(|info| info.name != own) {
+            let id = self.number(&info.name);
+            let mut place = Place::new(id, info, &self.usage, &host);
+            if let Some(before) = before.remove(&id) {
+                (place.echoes, place.words) = (before.echoes, before.words);
+                (place.measured, place.asked) = (before.measured, before.asked);
+            }
+            self.places.push(place);
+        }
+    }
+
+    fn number(&mut self, name: &str) -> NodeId {
+        let known = self.names.iter().position(|known| known == name);
+        let index = known.unwrap_or_else(|| {
+            self.names.push(name.to_owned());
+            self.names.len() - 1
+        });
+        NodeId(u32::try_from(index).unwrap_or(HERE.0))
+    }
+
+    /// The name of the node that the policy knows by this number.
+    pub(super) fn name_of(&self, id: NodeId) -> &str {
+        usize::try_from(id.0).ok().and_then(|index| self.names.get(index)).map_or("", String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(name: &str) -> api::NodeInfo {
+        api::NodeInfo { name: name.into(), ..Default::default() }
+    }
+
+    fn known() -> Known {
+        let mut known = Known::nothing(api::PlaceResponse { name: "web".into(), ..Default::default() });
+        known.renew_places(&["a", "b", "c"].map(info), "a");
+        known
+    }
+
+    #[test]
+    fn a_node_keeps_its_number_and_what_is_known_of_it_for_as_long_as_it_is_a_member() {
+        let mut known = known();
+        let c = known.number("c");
+        known.note_asked(&BTreeSet::from([c]), Some(Instant::now()));
+        known.renew_places(&["c", "d", "a"].map(info), "a");
+        let ids: Vec<_> = known.places.iter().map(|place| known.name_of(place.id).to_owned()).collect();
+        assert_eq!((ids, known.number("c")), (vec!["c".to_owned(), "d".to_owned()], c));
+        let asked: Vec<_> = known.places.iter().map(|place| place.asked.is_some()).collect();
+        assert_eq!(asked, [true, false]);
+        known.forget();
+        assert_eq!((known.places.len(), known.number("c"), known.found.name.as_str()), (0, c, "web"));
+    }
+
+    #[test]
+    fn a_move_rests_on_what_was_measured_just_now() {
+        let mut known = known();
+        let b = known.number("b");
+        assert!(!known.is_fresh(b) && known.stale == Some(b));
+        known.echoed = Some(Instant::now());
+        known.note_asked(&BTreeSet::from([b]), Some(Instant::now()));
+        assert!(known.is_fresh(b) && known.stale.is_none());
+        known.echoed = Instant::now().checked_sub(FRESH + Duration::from_secs(1));
+        assert!(!known.is_fresh(b) && known.stale == Some(b));
+        // Where measuring takes long, what was measured counts for longer.
+        known.took = FRESH;
+        assert!(known.is_fresh(b) && known.stale.is_none());
+    }
+}
