@@ -196,9 +196,9 @@ impl Follower {
         }
         match &verdict.decision {
             Decision::Stay(reasons) => self.say(reasons),
-            Decision::Move { to, mode, .. } => {
+            Decision::Move { to, mode, then } => {
                 let is_paused = self.paused.is_some_and(|at| at.elapsed() < PAUSE);
-                if !is_paused && self.known.is_fresh(*to) && !self.is_occupied().await {
+                if !is_paused && self.known.is_fresh(*to, then) && !self.is_occupied().await {
                     return Ok(self.go(*to, *mode, follows, &verdict).await);
                 }
             }
@@ -234,7 +234,7 @@ impl Follower {
             if self.known.age().is_none() {
                 // No node was asked.
                 reasons.remove(at);
-            } else if self.known.has_others() && self.known.found.objections.is_empty() {
+            } else if self.known.has_others() {
                 reasons[at] = Reason::NoBetter { delta: 0.0 };
             }
         }
@@ -275,13 +275,17 @@ impl Follower {
             ..api::MigrateRequest::default()
         };
         let made = expected(verdict);
-        if let Err(status) = self.record(follows, |follows| follows.moving(made)).await {
+        if let Err(status) = self.record(Some(follows), |follows| follows.moving(made)).await {
             return self.pauses(&status);
+        }
+        if node.is_prepared(&self.name) {
+            self.forget_move(&made, None).await;
+            return Moved::Stays;
         }
         let stream = match migrate::start(&node, self.name.clone(), &request).await {
             Ok(stream) => stream,
             Err(status) => {
-                self.forget_move(follows, &made, None).await;
+                self.forget_move(&made, None).await;
                 if status.code() != Code::Aborted {
                     self.state.kept(to, now());
                 }
@@ -293,7 +297,7 @@ impl Follower {
         match report(stream).await {
             Ok(report) if report.outcome == "aborted" => {
                 let froze = (report.frozen_ms > 0.0).then(|| Duration::from_secs_f64(report.frozen_ms / 1e3));
-                self.forget_move(follows, &made, froze).await;
+                self.forget_move(&made, froze).await;
                 // What was lost by not being at others counts on.
                 let debts = self.state.debts.iter().filter(|debt| debt.node != to).copied().collect();
                 self.state.kept(to, now());
@@ -303,8 +307,12 @@ impl Follower {
                 Moved::Stays
             }
             Ok(_) => Moved::Away,
-            // What has become of it only its record tells.
-            Err(status) => self.pauses(&status),
+            // What has become of it only its record tells. It was frozen, perhaps for long.
+            Err(status) => {
+                self.state.moves.push(remembered(&made));
+                self.state.kept(to, now());
+                self.pauses(&status)
+            }
         }
     }
 
@@ -316,11 +324,11 @@ impl Follower {
     }
 
     /// A move that was not made does not count, unless the service was frozen for so long.
-    async fn forget_move(&mut self, follows: &Follows, made: &Made, froze: Option<Duration>) {
+    async fn forget_move(&mut self, made: &Made, froze: Option<Duration>) {
         let frozen = froze
             .map(|froze| Made { frozen_ms: u64::try_from(froze.as_millis()).unwrap_or(u64::MAX), ..*made });
         self.state.moves.extend(frozen.iter().map(remembered));
-        let changed = self.record(follows, |follows| {
+        let changed = self.record(None, |follows| {
             follows.stays(made);
             if let Some(frozen) = frozen {
                 follows.moving(frozen);
@@ -331,8 +339,8 @@ impl Follower {
         }
     }
 
-    /// Changes what is remembered of the service, if its policy is still the one that was decided by.
-    async fn record(&self, by: &Follows, change: impl FnOnce(&mut Follows)) -> Result<(), Status> {
+    /// Changes what is remembered of the service; where a policy is given, only while it is that one.
+    async fn record(&self, by: Option<&Follows>, change: impl FnOnce(&mut Follows)) -> Result<(), Status> {
         let (seconds, changes) = (self.dwell.seconds, self.dwell.changes);
         policy::record(&self.node, (&self.name, &self.id), by, |follows| {
             (follows.watched_s, follows.changes) = (whole(seconds), whole(changes));

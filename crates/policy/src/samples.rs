@@ -18,8 +18,11 @@ const SKIPPED: Duration = Duration::from_secs(3);
 /// An older sample says nothing of now, while there is a newer one.
 const OLDEST: Duration = Duration::from_secs(10);
 
-/// No deviation is taken to be less than this part of the latency: five samples in a row may be alike by chance.
+/// No deviation is taken to be less than this part of the latency: five samples in a row may be alike by chance. One or two
+/// say little.
 const LEAST: u32 = 20;
+const LEAST_OF_FEW: u32 = 4;
+const FEW: usize = 3;
 
 /// The last latencies of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -55,7 +58,8 @@ impl Samples {
         let latency = median(self.last.iter().map(|(_, latency)| *latency).collect())?;
         let apart = median(self.last.iter().map(|(_, other)| other.abs_diff(latency)).collect())?;
         // The median distance times 1.48 is the deviation of a normal distribution.
-        let deviation = bounded(apart).mul_f64(1.48).max(latency / LEAST);
+        let least = if self.last.len() < FEW { LEAST_OF_FEW } else { LEAST };
+        let deviation = bounded(apart).mul_f64(1.48).max(latency / least);
         Some(Reading { latency, deviation, age: now.since(newest) })
     }
 }
@@ -95,11 +99,11 @@ mod tests {
         samples.add(at(13), [Duration::ZERO, ms(20)]);
         assert_eq!(samples.reading(at(13)).map(|reading| reading.latency), Some(ms(20)));
         samples.add(at(14), []);
-        assert_eq!(
-            samples.reading(at(14)).map(|reading| reading.deviation),
-            Some(ms(1)),
-            "a twentieth at least"
-        );
+        let deviation = |samples: &Samples| samples.reading(at(14)).map(|reading| reading.deviation);
+        assert_eq!(deviation(&samples), Some(ms(5)), "one says little");
+        samples.add(at(14), [ms(20)]);
+        samples.add(at(14), [ms(20)]);
+        assert_eq!(deviation(&samples), Some(ms(1)), "a twentieth at least");
     }
 
     #[test]

@@ -26,9 +26,16 @@ use crate::status::internal;
 /// Between two rounds of echoes.
 const ECHOES: Duration = Duration::from_secs(30);
 
-/// Before a node is asked again, which fills the link to it: longer each time nothing has come of it.
+/// At least, where a place has become possible meanwhile.
+const ECHOES_SOON: Duration = Duration::from_secs(5);
+
+/// Before a node is asked again, which fills the link to it: longer each time nothing has come of it; and half of that where
+/// nothing came of it.
 const ASKS: Duration = Duration::from_secs(60);
 const LONGEST_ASKS: Duration = Duration::from_secs(600);
+
+/// The same before what is too old for a move is measured again.
+const RENEWS: Duration = Duration::from_secs(15);
 
 /// What is older is measured again before a move rests on it; or twice the time that measuring takes, if that is longer.
 const FRESH: Duration = Duration::from_secs(10);
@@ -55,8 +62,11 @@ pub(super) struct Known {
     patience: Duration,
     /// How long the last survey took.
     took: Duration,
-    /// The node to which a move would rest on what is too old.
-    stale: Option<NodeId>,
+    /// The nodes to which a move would rest on what is too old.
+    stale: Vec<NodeId>,
+    /// When such were measured again last, and how long they are not from then on.
+    renewed: Option<Instant>,
+    renews: Duration,
 }
 
 impl Known {
@@ -69,9 +79,11 @@ impl Known {
             usage: Usage { cores: Cores::LEAST, memory: 0, request: None },
             found,
             echoed: None,
-            patience: ASKS,
+            patience: ASKS / 2,
             took: Duration::ZERO,
-            stale: None,
+            stale: Vec::new(),
+            renewed: None,
+            renews: RENEWS,
         }
     }
 
@@ -90,19 +102,24 @@ impl Known {
         self.echoed.map(|at| at.elapsed())
     }
 
-    /// Whether there is a place that could take the service, as far as is known from afar, and was not asked: no less is lost
-    /// there.
+    /// Whether the service can leave, and there is a place that could take it, as far as is known from afar, and was not
+    /// asked: no less is lost there.
     pub(super) fn has_others(&self) -> bool {
-        self.places.iter().any(|place| place.refused.is_empty() && place.words.is_empty())
+        self.found.objections.is_empty()
+            && self.found.obstacles.is_empty()
+            && self.places.iter().any(|place| place.refused.is_empty() && place.asked.is_none())
     }
 
-    /// Whether a move to this node would rest on what was measured just now. If not, the next survey measures it again.
-    pub(super) fn is_fresh(&mut self, id: NodeId) -> bool {
+    /// Whether a move to this node would rest on what was measured just now. If not, the next survey measures it again, with
+    /// those nodes that come next.
+    pub(super) fn is_fresh(&mut self, id: NodeId, next: &[NodeId]) -> bool {
         let limit = FRESH.max(self.took.saturating_mul(2));
         let asked = self.places.iter().find(|place| place.id == id).and_then(|place| place.asked);
         let is_fresh = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() <= limit);
         let all = is_fresh(self.echoed) && is_fresh(asked);
-        self.stale = (!all).then_some(id);
+        // A decision that goes to and fro costs no more than that.
+        let is_due = self.renewed.is_none_or(|at| at.elapsed() >= self.renews);
+        self.stale = if all || !is_due { Vec::new() } else { [&[id], next].concat() };
         all
     }
 
@@ -115,20 +132,29 @@ impl Known {
         let With { node, service, options, target, clients } = *with;
         let begun = Instant::now();
         self.renew_places(&nodes(node).map_err(internal)?, &node.name);
-        let stale = self.stale.take();
+        let stale = std::mem::take(&mut self.stale);
+        if !stale.is_empty() {
+            self.renewed = Some(begun);
+            self.renews = self.renews.saturating_mul(2).min(LONGEST_ASKS);
+        }
         let surveyor = Surveyor { node, service, options, target, cancel: ending };
-        let listens = stale.is_some() || self.age().is_none_or(|age| age >= ECHOES);
+        let is_new = self.places.iter().any(|place| place.refused.is_empty() && !place.listened);
+        let every = if is_new { ECHOES_SOON } else { ECHOES };
+        let listens = !stale.is_empty() || self.age().is_none_or(|age| age >= every);
         if listens {
             self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
             self.echoed = Some(Instant::now());
         }
-        let is_due = |place: &Place| place.asked.is_none_or(|at| at.elapsed() >= self.patience);
+        let is_due = |place: &Place| {
+            let patience = if place.measured.is_some() { self.patience } else { self.patience / 2 };
+            place.asked.is_none_or(|at| at.elapsed() >= patience)
+        };
         let worth: BTreeSet<NodeId> = self
             .places
             .iter()
             .filter(|place| place.refused.is_empty())
             .filter(|place| {
-                Some(place.id) == stale
+                stale.contains(&place.id)
                     || is_due(place) && may_be_better(place, clients, &self.from_here, target)
             })
             .map(|place| place.id)
@@ -147,14 +173,17 @@ impl Known {
         self.took = begun.elapsed();
         match asked {
             // It was cut off, and is tried again once the service is free.
-            Err(_) if cancel.is_cancelled() => self.note_asked(&worth, None),
+            Err(_) if cancel.is_cancelled() => {
+                self.note_asked(&worth, None);
+                return Ok(true);
+            }
             Err(status) => {
                 self.found.objections.push(plain(status.message()));
                 self.forget_measured();
             }
             Ok(()) => {}
         }
-        if stale.is_none() {
+        if stale.is_empty() {
             self.patience = self.patience.saturating_mul(2).min(LONGEST_ASKS);
         }
         Ok(true)
@@ -202,7 +231,8 @@ impl Known {
             let id = self.number(&info.name);
             let mut place = Place::new(id, info, &self.usage, &host);
             if let Some(before) = before.remove(&id) {
-                (place.echoes, place.words) = (before.echoes, before.words);
+                (place.echoes, place.listened) = (before.echoes, before.listened);
+                place.words = before.words;
                 (place.measured, place.asked) = (before.measured, before.asked);
             }
             self.places.push(place);
@@ -253,17 +283,38 @@ mod tests {
     }
 
     #[test]
+    fn only_a_place_that_was_not_asked_is_no_better() {
+        let mut known = known();
+        for place in &mut known.places {
+            place.refused.clear();
+        }
+        assert!(known.has_others());
+        known.found.obstacles.push(api::Obstacle::default());
+        assert!(!known.has_others(), "the service cannot leave");
+        known.found.obstacles.clear();
+        let all = known.places.iter().map(|place| place.id).collect();
+        known.note_asked(&all, Some(Instant::now()));
+        assert!(!known.has_others());
+    }
+
+    #[test]
     fn a_move_rests_on_what_was_measured_just_now() {
         let mut known = known();
-        let b = known.number("b");
-        assert!(!known.is_fresh(b) && known.stale == Some(b));
+        let (b, c) = (known.number("b"), known.number("c"));
+        assert!(!known.is_fresh(b, &[c]) && known.stale == [b, c]);
         known.echoed = Some(Instant::now());
         known.note_asked(&BTreeSet::from([b]), Some(Instant::now()));
-        assert!(known.is_fresh(b) && known.stale.is_none());
-        known.echoed = Instant::now().checked_sub(FRESH + Duration::from_secs(1));
-        assert!(!known.is_fresh(b) && known.stale == Some(b));
+        assert!(known.is_fresh(b, &[c]) && known.stale.is_empty());
+        let ago = |time: Duration| Instant::now().checked_sub(time + Duration::from_secs(1));
+        known.echoed = ago(FRESH);
+        assert!(!known.is_fresh(b, &[]) && known.stale == [b]);
+        // It was measured again a moment ago, in vain.
+        known.renewed = ago(Duration::ZERO);
+        assert!(!known.is_fresh(b, &[]) && known.stale.is_empty());
+        known.renewed = ago(RENEWS);
+        assert!(!known.is_fresh(b, &[]) && known.stale == [b]);
         // Where measuring takes long, what was measured counts for longer.
         known.took = FRESH;
-        assert!(known.is_fresh(b) && known.stale.is_none());
+        assert!(known.is_fresh(b, &[]) && known.stale.is_empty());
     }
 }

@@ -91,16 +91,17 @@ async fn change(node: &Arc<Node>, name: &ServiceName, wanted: Option<Follows>) -
     Ok(())
 }
 
-/// Changes what is remembered of a service that follows its clients, if it still does by the same policy.
+/// Changes what is remembered of a service that follows its clients, if it still does, and by this policy, if one is given.
 pub(super) async fn record(
     node: &Arc<Node>,
     (name, id): (&ServiceName, &str),
-    by: &Follows,
+    by: Option<&Follows>,
     change: impl FnOnce(&mut Follows),
 ) -> Result<(), Status> {
     let _occupied = node.reserve_soon(name).await.ok_or_else(|| occupied(name))?;
     let mut service = owned(node, name)?.service;
-    let follows = service.follows.as_mut().filter(|now| service.id == id && now.is_like(by));
+    let follows =
+        service.follows.as_mut().filter(|now| service.id == id && by.is_none_or(|by| now.is_like(by)));
     let gone =
         || Status::aborted(format!("service {name} follows its clients by another policy, or not at all"));
     change(follows.ok_or_else(gone)?);

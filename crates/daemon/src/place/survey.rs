@@ -40,6 +40,8 @@ pub(crate) struct Place {
     pub(crate) facts: Facts,
     /// How far the clients are from there.
     pub(crate) echoes: Echoes,
+    /// Whether it was asked for that last.
+    pub(crate) listened: bool,
     /// What rules it out, and what it says itself.
     pub(crate) refused: Vec<Refusal>,
     pub(crate) words: Vec<String>,
@@ -59,6 +61,7 @@ impl Place {
             refused: refusals(&facts::needs(), usage, from, &facts),
             facts,
             echoes: BTreeMap::new(),
+            listened: false,
             words: Vec::new(),
             measured: None,
             asked: None,
@@ -136,6 +139,7 @@ impl Surveyor<'_> {
         for place in places.iter_mut() {
             // Those of places that are not asked now would be older.
             place.echoes.clear();
+            place.listened = place.refused.is_empty();
         }
         let hosts: Vec<IpAddr> = clients.iter().map(|client| client.address).collect();
         if hosts.is_empty() {
