@@ -30,7 +30,7 @@ const CAPABILITIES: [(u32, &str, &str); 23] = [
     (8, "CAP_SETPCAP", "capabilities of services"),
     (10, "CAP_NET_BIND_SERVICE", "what services may"),
     (12, "CAP_NET_ADMIN", "bridges, VXLAN, TCP repair"),
-    (13, "CAP_NET_RAW", "gratuitous ARP"),
+    (13, "CAP_NET_RAW", "gratuitous ARP, and echoes to clients"),
     (14, "CAP_IPC_LOCK", "restoring locked memory"),
     (15, "CAP_IPC_OWNER", "restoring System V memory and semaphores"),
     (18, "CAP_SYS_CHROOT", "what services may, and joining mount namespaces"),
