@@ -1,8 +1,8 @@
 //! Services that follow their clients: each is watched by a task of the node that has it, which moves it when that pays.
 //!
 //! ```text
-//!  every second:  look at the connections ──▶ what clients lose ──▶ decide ──▶ move, or stay and say why
-//!  while armed:   echoes of all nodes, twice a minute ──▶ those that may be better are asked, and their links measured
+//!  every second:        look at the connections ──▶ what clients lose ──▶ decide ──▶ move, or stay and say why
+//!  while clients lose:  echoes of all nodes, twice a minute ──▶ those that may be better are asked, and their links measured
 //! ```
 //! What is remembered of a service's moves goes with it in its record ([`godwit_migration::follows`]).
 
@@ -28,7 +28,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use self::known::{Known, With};
+use self::known::{Heard, Known, With};
 use crate::directory::nodes;
 use crate::migrate;
 use crate::node::Node;
@@ -42,6 +42,9 @@ use crate::status::internal;
 /// longer than 5 s.
 const TICK: Duration = Duration::from_secs(1);
 const LONGEST_TICK: Duration = Duration::from_secs(4);
+
+/// The same while a client has too long a latency and it is not decided whether that lasts.
+const SHORT_TICK: Duration = Duration::from_millis(250);
 
 /// A look at many connections takes long: the pause before the next is so many times as long.
 const REST: u32 = 100;
@@ -90,6 +93,9 @@ struct Follower {
     clients: Watched,
     /// How long the last look at them took.
     looked: Duration,
+    /// Whether the next look is soon: a client has too long a latency, and the service is not armed yet; or nodes are asked
+    /// next.
+    is_pressing: bool,
     known: Known,
     state: State,
     dwell: Watch,
@@ -116,6 +122,7 @@ impl Follower {
             begun: Instant::now(),
             clients: Watched::of_newcomer(Moment::default()),
             looked: Duration::ZERO,
+            is_pressing: false,
             known: Known::nothing(told::answer(&name, &node.name)),
             name,
             state: State { moves: follows.moves.iter().map(remembered).collect(), ..State::default() },
@@ -128,7 +135,7 @@ impl Follower {
 
     async fn watch(mut self) {
         loop {
-            let pause = tokio::time::sleep(self.looked.saturating_mul(REST).clamp(TICK, LONGEST_TICK));
+            let pause = tokio::time::sleep(self.pause());
             if self.ending.run_until_cancelled(pause).await.is_none() {
                 break;
             }
@@ -147,6 +154,12 @@ impl Follower {
             }
         }
         self.node.forget_decision(&self.id);
+    }
+
+    /// Until the next look.
+    fn pause(&self) -> Duration {
+        let shortest = if self.is_pressing { SHORT_TICK } else { TICK };
+        self.looked.saturating_mul(REST).clamp(shortest, LONGEST_TICK)
     }
 
     /// Whether something else is done with the service, which goes before; or its pages are not all here.
@@ -169,22 +182,24 @@ impl Follower {
 
     /// Looks, decides, and acts.
     async fn step(&mut self, service: &Service, follows: &Follows) -> Result<Moved, Status> {
-        let config = self.node.local().config(service);
-        let (begun, looking) = (self.begun, Instant::now());
-        self.clients.look(&config.network_namespace, || Moment(begun.elapsed())).await?;
-        self.looked = looking.elapsed();
-        let clients = self.clients.clients(Moment(begun.elapsed()));
         let (options, target) = (options(follows), target(follows));
-        if !self.state.armed {
-            self.known.forget();
-        } else {
+        let mut clients = self.look(service).await?;
+        let mut heard = Heard::Nothing;
+        if self.state.over.is_some() || self.state.armed {
             let with = With { node: &self.node, service, options: &options, target, clients: &clients };
-            if self.known.survey(&with, &self.ending).await? {
-                // What was seen of the clients is older than that.
-                return Ok(Moved::Stays);
+            heard = self.known.survey(&with, &self.ending).await?;
+            if heard == Heard::Echoes {
+                self.clients.compare(&self.known.from_here, Moment(self.begun.elapsed()));
             }
+            if heard != Heard::Nothing {
+                clients = self.look(service).await?;
+            }
+        } else {
+            self.known.rest();
         }
         let (verdict, answer) = self.decide(&options, target, &clients)?;
+        self.is_pressing = heard == Heard::Echoes
+            || !self.state.armed && self.clients.is_over(target, Moment(self.begun.elapsed()));
         if self.state.armed && self.known.age().is_none() {
             // It is armed since now, and other nodes are asked next.
             return Ok(Moved::Stays);
@@ -204,6 +219,15 @@ impl Follower {
             }
         }
         Ok(Moved::Stays)
+    }
+
+    /// The clients as they are now.
+    async fn look(&mut self, service: &Service) -> Result<Vec<Client>, Status> {
+        let config = self.node.local().config(service);
+        let (begun, looking) = (self.begun, Instant::now());
+        self.clients.look(&config.network_namespace, || Moment(begun.elapsed())).await?;
+        self.looked = looking.elapsed();
+        Ok(self.clients.clients(Moment(begun.elapsed())))
     }
 
     /// Decides, with what is known now.

@@ -135,7 +135,7 @@ impl Placing {
         let mut seen = None;
         let finding = cancel.run_until_cancelled(clients::find(&config.network_namespace));
         let (examined, clients) = tokio::join!(surveyor.examine(&mut seen), finding);
-        let ((found, usage), clients) = (examined?, clients.ok_or_else(ended)??);
+        let ((found, usage), mut clients) = (examined?, clients.ok_or_else(ended)??);
         let mut answer = told::answer(&service.name, &node.name);
         if told::keeps(&mut answer, &found) {
             return Ok(answer);
@@ -148,6 +148,7 @@ impl Placing {
             others.zip(0..).map(|(info, id)| Place::new(NodeId(id), info, &usage, &host)).collect();
         let from_here = surveyor.listen_for_echoes(&mut places, &clients).await?;
         let listened = tokio::time::Instant::now();
+        clients::compare(&mut clients, &from_here);
         surveyor.ask(&mut places, (&clients, &from_here), |_| true, &mut seen).await?;
         let matter = Matter {
             cause: Cause::Asked,

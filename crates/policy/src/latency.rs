@@ -8,14 +8,19 @@
 //! | what other clients of its prefix have at that node, the median | how far they are apart |
 //! | the triangle inequality: `abs(r(c,n) − r(n,m))` to `r(c,n) + r(n,m)` | as if all between were alike likely |
 //!
-//! What a client's connections show has delays of the client in it (delayed acknowledgements, a busy client) that a probe has
-//! not. A probe by that node alone would make each node seem nearer than the one where the service is.
+//! What a client's connections show has delays of the client in it that a probe has not. A probe by that node alone would make
+//! each node seem nearer than the one where the service is. Delayed acknowledgements, the most of them, are no latency: a
+//! probe of the client by the node where the service is tells them ([`Reading::delay`]).
 //!
 //! Evidence that is too old is no evidence. Until then its deviation grows.
 
 use std::time::Duration;
 
 use crate::quantity::{bounded, median, seconds};
+
+/// The most that is taken to be the delay of a client's acknowledgements: Linux sends them within 40 ms. (Others wait for up to
+/// 200 ms.)
+const ACKNOWLEDGED: Duration = Duration::from_millis(40);
 
 /// One measured latency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +31,21 @@ pub struct Reading {
     pub deviation: Duration,
     /// How long ago it was measured.
     pub age: Duration,
+}
+
+impl Reading {
+    /// For how long the client delays its acknowledgements: what its connections show beyond an echo. A client that asks,
+    /// thinks and asks again acknowledges an answer with its next question.
+    #[must_use]
+    pub fn delay(shown: Duration, echo: Duration) -> Duration {
+        shown.saturating_sub(echo).min(ACKNOWLEDGED)
+    }
+
+    /// The latency that the client has: for its answers it waits no longer for that.
+    #[must_use]
+    pub fn without(self, delay: Duration) -> Self {
+        Self { latency: self.latency.saturating_sub(delay), ..self }
+    }
 }
 
 /// A part of the path that is another one if the service moves.
@@ -228,6 +248,16 @@ mod tests {
         assert_eq!(from(&evidence), Some((Origin::Bounds, 30)), "the middle of 22 and 38");
         evidence.here = None;
         assert_eq!(from(&evidence), None);
+    }
+
+    #[test]
+    fn what_a_connection_shows_beyond_an_echo_is_delay_up_to_40_ms() {
+        let shown = reading(50, 1, 1);
+        let without = |echo| shown.without(Reading::delay(shown.latency, Duration::from_millis(echo)));
+        assert_eq!(without(30), reading(30, 1, 1));
+        assert_eq!(without(2), reading(10, 1, 1), "no acknowledgement takes so long");
+        assert_eq!(without(80), shown, "an echo may take longer");
+        assert_eq!(ms(reading(15, 1, 1).without(Duration::from_millis(20)).latency), 0);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The latency that a client has, from what its connections show.
 //!
 //! The kernel's estimate of a round trip (`tcpi_rtt`) changes only when the service sends. It is 0 after a restore,
-//! and then shows the pause for a while. Delayed acknowledgements raise it. So each sample is the least of a client's
-//! connections, samples soon after a move are skipped, and the median of the last five counts.
+//! and then shows the pause for a while. So each sample is the least of a client's connections, samples soon after a move are
+//! skipped, and the median of the last five counts. Delayed acknowledgements are in it
+//! ([`Reading::without`](crate::latency::Reading::without)).
 
 use std::time::Duration;
 
@@ -51,6 +52,12 @@ impl Samples {
         self.last.drain(..self.last.len().saturating_sub(KEPT));
     }
 
+    /// The last one.
+    #[must_use]
+    pub fn newest(&self) -> Option<Duration> {
+        self.last.last().map(|(_, latency)| *latency)
+    }
+
     /// The median, how far the samples are from it, and the age of the newest. None without samples.
     #[must_use]
     pub fn reading(&self, now: Moment) -> Option<Reading> {
@@ -87,6 +94,7 @@ mod tests {
             reading.map(|reading| (reading.latency, reading.age)),
             Some((ms(21), Duration::from_secs(2)))
         );
+        assert_eq!(samples.newest(), Some(ms(20)));
         assert_eq!(reading.map(|reading| reading.deviation), Some(ms(1).mul_f64(1.48)));
     }
 

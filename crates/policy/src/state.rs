@@ -179,12 +179,10 @@ mod tests {
         Moment(Duration::from_secs(seconds))
     }
 
-    fn part(part: f64, second: u64, state: &mut State) -> bool {
-        state.arm(part, at(second), &Thresholds::default())
-    }
-
     #[test]
-    fn a_service_is_armed_after_three_seconds_above_and_disarmed_only_well_below() {
+    fn a_service_is_armed_after_a_time_above_and_disarmed_only_well_below() {
+        let thresholds = Thresholds { time: Duration::from_secs(3), ..Thresholds::default() };
+        let part = |part, second, state: &mut State| state.arm(part, at(second), &thresholds);
         let mut state = State::default();
         assert!(!part(0.06, 0, &mut state) && !part(0.06, 2, &mut state) && part(0.06, 3, &mut state));
         assert!(part(0.03, 4, &mut state), "between both");

@@ -60,7 +60,7 @@ fn the_example_of_the_design_is_explained_with_all_of_its_figures() {
     let [Reason::NotArmed { part, left, .. }, Reason::Unpaid { .. }] = *reasons(&first.decision) else {
         panic!("{first:?}");
     };
-    assert!(near(part, 1.15 / 4.0, 1e-9) && left == Some(Duration::from_secs(3)));
+    assert!(near(part, 1.15 / 4.0, 1e-9) && left == Some(Duration::from_secs(1)));
     for second in 101..103 {
         let _ = world.decide(&mut state, at(second));
     }

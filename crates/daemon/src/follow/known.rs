@@ -26,8 +26,11 @@ use crate::status::internal;
 /// Between two rounds of echoes.
 const ECHOES: Duration = Duration::from_secs(30);
 
-/// At least, where a place has become possible meanwhile.
+/// At least, where a place has become possible meanwhile, or clients lose again after a time in which they were content.
 const ECHOES_SOON: Duration = Duration::from_secs(5);
+
+/// For how long clients have to be content before nothing of this matters any more.
+const QUIET: Duration = Duration::from_secs(60);
 
 /// Before a node is asked again, which fills the link to it: longer each time nothing has come of it; and half of that where
 /// nothing came of it.
@@ -49,6 +52,16 @@ pub(super) struct With<'a> {
     pub(super) clients: &'a [Client],
 }
 
+/// What was measured, if anything. What was seen of the clients may be older than that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heard {
+    Nothing,
+    /// How far clients are from all nodes.
+    Echoes,
+    /// Whether nodes take the service, and what the links to them carry.
+    Nodes,
+}
+
 pub(super) struct Known {
     /// The numbers that the policy has for nodes are places in this list.
     names: Vec<String>,
@@ -58,6 +71,8 @@ pub(super) struct Known {
     /// Whether the service can leave at all, as an answer to its user.
     pub(super) found: api::PlaceResponse,
     echoed: Option<Instant>,
+    /// Since when clients are content.
+    rests: Option<Instant>,
     /// Before a node is asked again.
     patience: Duration,
     /// How long the last survey took.
@@ -79,6 +94,7 @@ impl Known {
             usage: Usage { cores: Cores::LEAST, memory: 0, request: None },
             found,
             echoed: None,
+            rests: None,
             patience: ASKS / 2,
             took: Duration::ZERO,
             stale: Vec::new(),
@@ -87,8 +103,15 @@ impl Known {
         }
     }
 
-    /// Forgets all but the numbers of nodes: the service does not move for now.
-    pub(super) fn forget(&mut self) {
+    /// The service does not move for now.
+    pub(super) fn rest(&mut self) {
+        if self.rests.get_or_insert_with(Instant::now).elapsed() >= QUIET {
+            self.forget();
+        }
+    }
+
+    /// Forgets all but the numbers of nodes.
+    fn forget(&mut self) {
         let found = api::PlaceResponse {
             name: std::mem::take(&mut self.found.name),
             node: std::mem::take(&mut self.found.node),
@@ -123,27 +146,25 @@ impl Known {
         all
     }
 
-    /// Measures what is due; whether anything was. What was seen of the clients may be old then.
+    /// Measures one thing that is due.
     pub(super) async fn survey(
         &mut self,
         with: &With<'_>,
         ending: &CancellationToken,
-    ) -> Result<bool, Status> {
+    ) -> Result<Heard, Status> {
         let With { node, service, options, target, clients } = *with;
         let begun = Instant::now();
         self.renew_places(&nodes(node).map_err(internal)?, &node.name);
+        let is_again = self.rests.take().is_some();
         let stale = std::mem::take(&mut self.stale);
-        if !stale.is_empty() {
-            self.renewed = Some(begun);
-            self.renews = self.renews.saturating_mul(2).min(LONGEST_ASKS);
-        }
         let surveyor = Surveyor { node, service, options, target, cancel: ending };
         let is_new = self.places.iter().any(|place| place.refused.is_empty() && !place.listened);
-        let every = if is_new { ECHOES_SOON } else { ECHOES };
-        let listens = !stale.is_empty() || self.age().is_none_or(|age| age >= every);
-        if listens {
+        let every = if is_new || is_again || !stale.is_empty() { ECHOES_SOON } else { ECHOES };
+        if self.age().is_none_or(|age| age >= every) {
             self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
             self.echoed = Some(Instant::now());
+            // What is stale by now the next decision tells.
+            return Ok(Heard::Echoes);
         }
         let is_due = |place: &Place| {
             let patience = if place.measured.is_some() { self.patience } else { self.patience / 2 };
@@ -160,11 +181,15 @@ impl Known {
             .map(|place| place.id)
             .collect();
         if worth.is_empty() {
-            return Ok(listens);
+            return Ok(Heard::Nothing);
+        }
+        if !stale.is_empty() {
+            self.renewed = Some(begun);
+            self.renews = self.renews.saturating_mul(2).min(LONGEST_ASKS);
         }
         let cancel = ending.child_token();
         // What a user asks for goes before.
-        let Ok(_looking) = node.begin_look(&service.name, cancel.clone()) else { return Ok(true) };
+        let Ok(_looking) = node.begin_look(&service.name, cancel.clone()) else { return Ok(Heard::Nodes) };
         // Before anything can fail: what fails is not tried each second.
         self.note_asked(&worth, Some(Instant::now()));
         let surveyor = Surveyor { cancel: &cancel, ..surveyor };
@@ -175,7 +200,7 @@ impl Known {
             // It was cut off, and is tried again once the service is free.
             Err(_) if cancel.is_cancelled() => {
                 self.note_asked(&worth, None);
-                return Ok(true);
+                return Ok(Heard::Nodes);
             }
             Err(status) => {
                 self.found.objections.push(plain(status.message()));
@@ -186,7 +211,7 @@ impl Known {
         if stale.is_empty() {
             self.patience = self.patience.saturating_mul(2).min(LONGEST_ASKS);
         }
-        Ok(true)
+        Ok(Heard::Nodes)
     }
 
     async fn ask(
@@ -278,7 +303,10 @@ mod tests {
         assert_eq!((ids, known.number("c")), (vec!["c".to_owned(), "d".to_owned()], c));
         let asked: Vec<_> = known.places.iter().map(|place| place.asked.is_some()).collect();
         assert_eq!(asked, [true, false]);
-        known.forget();
+        known.rest();
+        assert_eq!(known.places.len(), 2, "clients may be content for a moment only");
+        known.rests = Instant::now().checked_sub(QUIET);
+        known.rest();
         assert_eq!((known.places.len(), known.number("c"), known.found.name.as_str()), (0, c, "web"));
     }
 

@@ -37,12 +37,34 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The deviation of an echo that was sent three times, as a part of it.
 const ECHO_DEVIATION: u32 = 10;
 
+/// Of a client's connections those count that were used within this time of the one that was used last.
+const AS_NEW: Duration = Duration::from_secs(1);
+
+/// For how long it is known how long clients delay their acknowledgements.
+const DELAYS_LAST: Duration = Duration::from_secs(60);
+
 /// A client that has sent something lately.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) address: IpAddr,
-    /// Its latency by its connections; none where they show none.
+    /// Its latency by its connections, and by an echo where there was one; none where they show none.
     pub(crate) here: Option<Reading>,
+}
+
+/// What looks have shown of one client.
+#[derive(Debug, Default)]
+struct Seen {
+    samples: Samples,
+    connections: usize,
+    /// For how long it delays its acknowledgements, and when that was found.
+    delay: Option<(Moment, Duration)>,
+}
+
+impl Seen {
+    fn delay(&self, now: Moment) -> Duration {
+        let (_, delay) = self.delay.filter(|(found, _)| now.since(*found) <= DELAYS_LAST).unwrap_or_default();
+        delay
+    }
 }
 
 /// How far clients are from a node, by ICMP echoes. Who is not there does not answer.
@@ -51,7 +73,7 @@ pub(crate) type Echoes = BTreeMap<IpAddr, Duration>;
 /// The clients of a service, as looks at its connections show them.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
-    seen: BTreeMap<IpAddr, (Samples, usize)>,
+    seen: BTreeMap<IpAddr, Seen>,
     /// When the service came; none where its connections are as old as they look.
     came: Option<Moment>,
 }
@@ -68,24 +90,51 @@ impl Watched {
         // Who has gone meanwhile is no client any more.
         self.seen.retain(|address, _| active.contains_key(address));
         for (address, round_trips) in active {
-            let fresh = || (self.came.map_or_else(Samples::default, Samples::after_move), 0);
-            let (samples, count) = self.seen.entry(address).or_insert_with(fresh);
-            *count = round_trips.len();
-            samples.add(now(), round_trips);
+            let samples = || self.came.map_or_else(Samples::default, Samples::after_move);
+            let fresh = || Seen { samples: samples(), ..Seen::default() };
+            let seen = self.seen.entry(address).or_insert_with(fresh);
+            seen.connections = round_trips.len();
+            seen.samples.add(now(), round_trips);
         }
         Ok(())
+    }
+
+    /// Notes how far they are from this node by echoes. What their connections show beyond that does not count from now on.
+    pub(crate) fn compare(&mut self, echoes: &Echoes, now: Moment) {
+        for (address, seen) in &mut self.seen {
+            if let Some((shown, echo)) = seen.samples.newest().zip(echoes.get(address)) {
+                seen.delay = Some((now, Reading::delay(shown, *echo)));
+            }
+        }
+    }
+
+    /// Whether a client had too long a latency when it was looked at last.
+    pub(crate) fn is_over(&self, target: Target, now: Moment) -> bool {
+        let is_over = |seen: &Seen| {
+            seen.samples.newest().is_some_and(|newest| newest.saturating_sub(seen.delay(now)) > target.get())
+        };
+        self.seen.values().any(is_over)
     }
 
     /// Those with the most connections.
     pub(crate) fn clients(&self, now: Moment) -> Vec<Client> {
         let mut all: Vec<_> = self.seen.iter().collect();
-        all.sort_by_key(|(_, (_, count))| std::cmp::Reverse(*count));
+        all.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.connections));
         all.truncate(MOST);
-        let client = |(address, (samples, _)): (&IpAddr, &(Samples, usize))| Client {
+        let client = |(address, seen): (&IpAddr, &Seen)| Client {
             address: *address,
-            here: samples.reading(now),
+            here: seen.samples.reading(now).map(|reading| reading.without(seen.delay(now))),
         };
         all.into_iter().map(client).collect()
+    }
+}
+
+/// Leaves out of latencies what connections show beyond an echo from here.
+pub(super) fn compare(clients: &mut [Client], echoes: &Echoes) {
+    for client in clients {
+        if let Some((here, echo)) = client.here.as_mut().zip(echoes.get(&client.address)) {
+            *here = here.without(Reading::delay(here.latency, *echo));
+        }
     }
 }
 
@@ -110,7 +159,7 @@ fn active(found: &Connections) -> BTreeMap<IpAddr, Vec<Duration>> {
         .filter(|connection| connection.state == "listen")
         .map(|connection| connection.local.port())
         .collect();
-    let mut clients = BTreeMap::<IpAddr, Vec<Duration>>::new();
+    let mut clients = BTreeMap::<IpAddr, Vec<(Duration, Duration)>>::new();
     for connection in tcp().filter(|connection| connection.state == "established") {
         let (Some(details), client) = (connection.tcp, connection.remote.ip().to_canonical()) else {
             continue;
@@ -122,10 +171,17 @@ fn active(found: &Connections) -> BTreeMap<IpAddr, Vec<Duration>> {
             && details.received > 0
             && weight(Some(sent), one) == one
         {
-            clients.entry(client).or_default().push(Duration::from_micros(details.rtt_us.into()));
+            let round_trip = Duration::from_micros(details.rtt_us.into());
+            clients.entry(client).or_default().push((sent, round_trip));
         }
     }
-    clients
+    // A connection shows how far the client was when it was used last.
+    let newest = |all: Vec<(Duration, Duration)>| {
+        let last = all.iter().map(|(sent, _)| *sent).min().unwrap_or_default();
+        let is_new = |(sent, _): &(Duration, Duration)| sent.saturating_sub(last) <= AS_NEW;
+        all.into_iter().filter(is_new).map(|(_, round_trip)| round_trip).collect()
+    };
+    clients.into_iter().map(|(client, all)| (client, newest(all))).collect()
 }
 
 /// Whether it is an address to which echoes are sent: one of a host, and not of whoever happens to be on this link.
@@ -286,6 +342,8 @@ mod tests {
             connection("10.88.0.5:80", "0.0.0.0:0", "listen", (0, 0)),
             connection("10.88.0.5:80", "192.0.2.1:4000", "established", (30, 100)),
             connection("[::ffff:10.88.0.5]:80", "[::ffff:192.0.2.1]:4001", "established", (25, 100)),
+            // It was used when the client was elsewhere.
+            connection("10.88.0.5:80", "192.0.2.1:4002", "established", (3, 5_000)),
             // Silent, begun by the service, its own, and over.
             connection("10.88.0.5:80", "192.0.2.2:4000", "established", (30, 60_000)),
             connection("10.88.0.5:5000", "192.0.2.3:5432", "established", (30, 100)),
@@ -297,6 +355,28 @@ mod tests {
         let found = active(&Connections { list, ..Connections::default() });
         let one: IpAddr = "192.0.2.1".parse().unwrap();
         assert_eq!(found, BTreeMap::from([(one, vec![ms(30), ms(25)])]));
+    }
+
+    #[test]
+    fn what_connections_show_beyond_an_echo_counts_no_more_for_a_while() {
+        let (one, at): (IpAddr, _) = ("192.0.2.1".parse().unwrap(), |s| Moment(Duration::from_secs(s)));
+        let target = Target::new(ms(20)).unwrap();
+        let mut seen = Seen { connections: 1, ..Seen::default() };
+        for second in 0..5 {
+            seen.samples.add(at(second), [ms(50)]);
+        }
+        let mut watched = Watched { seen: BTreeMap::from([(one, seen)]), came: None };
+        let latency = |watched: &Watched, second| watched.clients(at(second))[0].here.unwrap().latency;
+        assert!(watched.is_over(target, at(5)) && latency(&watched, 5) == ms(50));
+        watched.compare(&Echoes::new(), at(5));
+        assert_eq!(latency(&watched, 5), ms(50), "no echo");
+        watched.compare(&Echoes::from([(one, ms(15))]), at(5));
+        assert!(!watched.is_over(target, at(5)) && latency(&watched, 5) == ms(15));
+        // The client goes away.
+        watched.seen.get_mut(&one).unwrap().samples.add(at(6), [ms(60)]);
+        assert!(watched.is_over(target, at(6)), "also while the median is still below");
+        assert_eq!(latency(&watched, 6), ms(15));
+        assert!(watched.is_over(target, at(66)) && latency(&watched, 66) == ms(50));
     }
 
     #[test]
