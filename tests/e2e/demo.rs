@@ -2,7 +2,8 @@
 
 use std::process::{Command, Output};
 
-use godwit_tests::{BUSY, TRIES, leftovers, programs};
+use godwit_tests::{BUSY, TRIES, leftovers, programs, tier};
+use serde_json::Value;
 
 /// Data in Redis: enough for several pages files, little enough to be quick.
 const MEMORY: &str = "24MiB";
@@ -57,4 +58,51 @@ fn the_demo_works_with_cgroup_version_2_alone() {
     let before = ["--mount", "--propagation", "private", "sh", "-c", script, "sh"];
     let output = patiently(|| demo(&lab, "unshare", &before));
     assert_moved(&lab, &output);
+}
+
+/// Each rule has its moves, and no answer is lost by any. On a busy machine a service may follow too late for a short trip.
+#[test]
+fn three_services_show_what_following_a_client_means() {
+    let lab = format!("demo3-{}", std::process::id());
+    let directory = tempfile::tempdir().unwrap();
+    let picture = directory.path().join("follow.svg");
+    let trip = if tier::is_full() { "120s" } else { "20s" };
+    let output = Command::new(programs().join("godwit"))
+        .args(["--json", "lab", "demo", "follow", "--name", &lab, "--memory", "4MiB", "--for", trip, "--out"])
+        .arg(&picture)
+        .output()
+        .unwrap();
+    let (said, complaints) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{complaints}");
+    let all: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let services: Vec<_> = all.iter().map(|seen| seen["service"].as_str().unwrap()).collect();
+    assert_eq!(services, ["following", "fixed", "threshold"]);
+    for seen in &all {
+        let windows = seen["windows"].as_array().unwrap().len();
+        assert!(seen["lost_ops"] == 0 && seen["requests"].as_u64() > Some(500) && windows > 40, "{seen}");
+    }
+    let figure = |at: usize, name: &str| all[at]["figures"][name].as_f64().unwrap();
+    assert!(all[1]["moves"].as_array().unwrap().is_empty());
+    // It is nowhere near its client for two thirds of the trip.
+    assert!(figure(1, "average_ms") > 20.0, "{said}");
+    if tier::is_full() {
+        assert!(!all[0]["moves"].as_array().unwrap().is_empty(), "{said}");
+        assert!(figure(0, "lost_s") < figure(1, "lost_s"), "{said}");
+    }
+    let drawn = std::fs::read_to_string(&picture).unwrap();
+    assert!(drawn.contains("<svg") && services.iter().all(|rule| drawn.contains(&format!("{rule}: "))));
+    assert!(leftovers::of(&lab).is_empty());
+}
+
+#[test]
+fn a_picture_that_cannot_be_drawn_is_told_before_the_client_sets_out() {
+    let lab = format!("demo4-{}", std::process::id());
+    let output = Command::new(programs().join("godwit"))
+        .args(["lab", "demo", "follow", "--name", &lab, "--out", "/nowhere/follow.svg"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("/nowhere is no directory"), "{said}");
+    assert!(leftovers::of(&lab).is_empty());
 }

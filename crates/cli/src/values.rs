@@ -486,8 +486,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, ValueError> {
     seconds.map(Duration::from_secs).ok_or(ValueError::Duration)
 }
 
-/// A round trip: `20ms`, `500us`, or a longer [`duration`].
-pub(crate) fn latency(text: &str) -> Result<Duration, ValueError> {
+/// A round trip: `20ms`, `500us`, or a longer time such as `2s`.
+///
+/// # Errors
+/// If it is no time, or 0.
+pub fn latency(text: &str) -> Result<Duration, ValueError> {
     let number = |unit: &str| text.strip_suffix(unit).and_then(|number| number.parse::<u32>().ok());
     let found = match (number("ms"), number("us")) {
         (Some(ms), _) => Duration::from_millis(ms.into()),
@@ -497,8 +500,11 @@ pub(crate) fn latency(text: &str) -> Result<Duration, ValueError> {
     if found.is_zero() { Err(ValueError::Latency) } else { Ok(found) }
 }
 
-/// A [`duration`] that is not 0.
-pub(crate) fn some_time(text: &str) -> Result<Duration, ValueError> {
+/// A time that is not 0: `90s`, `15m`.
+///
+/// # Errors
+/// If it is no time, or 0.
+pub fn some_time(text: &str) -> Result<Duration, ValueError> {
     duration(text).and_then(|found| if found.is_zero() { Err(ValueError::Duration) } else { Ok(found) })
 }
 

@@ -17,10 +17,16 @@ use godwit_cli::{
 };
 use godwit_lab::{Lab, LabConfig, Link};
 
-use crate::trial::{self, DESTINATION, Job, SOURCE, Seen, blocking};
+use crate::{
+    follow,
+    trial::{self, DESTINATION, Job, SOURCE, Seen, blocking},
+};
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// Name of the demo's lab; one that a demo left behind under it is taken down first
     #[arg(long, value_name = "NAME", default_value = "demo")]
     name: String,
@@ -35,11 +41,20 @@ pub(crate) struct Args {
     keep: bool,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    /// Have a Redis follow its client, beside one that stays and one that moves by a threshold
+    Follow(follow::Args),
+}
+
 /// The client's requests a second.
 const RATE: u32 = 1000;
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let Args { name, memory, link, keep } = args;
+    let Args { name, memory, link, keep, other } = args;
+    if let Some(Other::Follow(args)) = other {
+        return follow::run(args, global).await;
+    }
     let mut interrupts = Interrupts::new()?;
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };
 

@@ -4,9 +4,11 @@
 //!   cli.rs     what can be typed: flags and verbs
 //!   lab.rs     godwit lab: the test bed (crates/lab) as commands
 //!   demo.rs    godwit lab demo
+//!   follow/    godwit lab demo follow
 //!   bench/     godwit bench
 //!   trial.rs   moves of a Redis under load, for the demo and the benchmark
 //!   iperf.rs   what the link carries
+//!   picture.rs how pictures look
 //! ```
 //!
 //! The connection to a daemon, the flags of a migration, tables and errors are godwit's own: `crates/cli`.
@@ -14,8 +16,10 @@
 mod bench;
 mod cli;
 mod demo;
+mod follow;
 mod iperf;
 mod lab;
+mod picture;
 mod trial;
 
 use std::process::ExitCode;

@@ -109,13 +109,21 @@ impl Timeline {
         Self { begun: Instant::now(), interval, waits: Vec::new() }
     }
 
+    /// When each request was due that was answered, and how long its answer took.
+    pub fn waits(&self) -> impl Iterator<Item = (Instant, Duration)> {
+        let each = (0..).zip(&self.waits);
+        each.map(|(number, wait)| {
+            (due(self.begun, self.interval, number), Duration::from_micros(u64::from(*wait)))
+        })
+    }
+
     /// The wait that this share of the requests did not exceed that were due between two moments, and
     /// were answered; none if there were none.
     pub fn quantile(&self, from: Instant, to: Instant, share: f64) -> Option<Duration> {
         let mut waits = histogram();
-        for (number, wait) in (0..).zip(&self.waits) {
-            if (from..to).contains(&due(self.begun, self.interval, number)) {
-                waits.saturating_record(u64::from(*wait));
+        for (due, wait) in self.waits() {
+            if (from..to).contains(&due) {
+                waits.saturating_record(u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
             }
         }
         (!waits.is_empty()).then(|| Duration::from_micros(waits.value_at_quantile(share)))

@@ -1,5 +1,4 @@
-//! The pictures. Each is as wide as a README shows it, on a light ground, in colours that are told
-//! apart by people who see fewer (Okabe and Ito 2008, <https://jfly.uni-koeln.de/color/>).
+//! The pictures of what was measured.
 
 use std::path::Path;
 
@@ -10,6 +9,7 @@ use plotters::{
 };
 
 use super::data::Data;
+use crate::picture::{BLUE, GREEN, GREY, GRID, INK, ORANGE, PURPLE, SKY, VERMILION, WIDTH, text, title};
 
 type Draw = fn(&Data, &Path) -> anyhow::Result<bool>;
 
@@ -22,41 +22,27 @@ pub(super) const ALL: [(&str, Draw); 5] = [
     ("cutover.svg", cutover),
 ];
 
-const WIDTH: u32 = 860;
-const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(0x33, 0x33, 0x33);
-const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
-
 /// The colours of the phases of the frozen time, in their order.
 const PHASES: [(&str, RGBColor); 6] = [
-    ("freeze", RGBColor(0x56, 0xb4, 0xe9)),
-    ("dump", RGBColor(0x00, 0x72, 0xb2)),
-    ("transfer", RGBColor(0xe6, 0x9f, 0x00)),
-    ("restore", RGBColor(0x00, 0x9e, 0x73)),
-    ("pages", RGBColor(0xd5, 0x5e, 0x00)),
-    ("commit", RGBColor(0xcc, 0x79, 0xa7)),
+    ("freeze", SKY),
+    ("dump", BLUE),
+    ("transfer", ORANGE),
+    ("restore", GREEN),
+    ("pages", VERMILION),
+    ("commit", PURPLE),
 ];
 
 fn colour(series: &str) -> RGBColor {
     match series.strip_suffix("-return").unwrap_or(series) {
-        "godwit-precopy" => RGBColor(0x00, 0x72, 0xb2),
-        "godwit-postcopy" => RGBColor(0x00, 0x9e, 0x73),
-        "godwit-hybrid" => RGBColor(0xcc, 0x79, 0xa7),
-        "godwit-cold" => RGBColor(0x56, 0xb4, 0xe9),
-        "stock-cold" => RGBColor(0xd5, 0x5e, 0x00),
-        "stock-lazy" => RGBColor(0xe6, 0x9f, 0x00),
-        "floor" | "bare" => RGBColor(0x99, 0x99, 0x99),
+        "godwit-precopy" => BLUE,
+        "godwit-postcopy" => GREEN,
+        "godwit-hybrid" => PURPLE,
+        "godwit-cold" => SKY,
+        "stock-cold" => VERMILION,
+        "stock-lazy" => ORANGE,
+        "floor" | "bare" => GREY,
         _ => BLACK,
     }
-}
-
-fn text(size: u32) -> TextStyle<'static> {
-    TextStyle::from((FONT, size).into_font()).color(&INK)
-}
-
-fn title(area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>, words: &str) -> anyhow::Result<()> {
-    area.draw(&Text::new(words.to_owned(), (14, 12), text(19)))?;
-    Ok(())
 }
 
 /// The longest a client waited, by memory: a line for each series, named where it ends.
@@ -348,8 +334,8 @@ fn frozen(data: &Data, path: &Path) -> anyhow::Result<bool> {
 
 /// What both nodes did in the frozen time of the usual run of each series: the one whose frozen time is the median.
 pub(super) fn timeline(data: &Data, path: &Path) -> anyhow::Result<bool> {
-    const SOURCE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-    const DESTINATION: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+    const SOURCE: RGBColor = BLUE;
+    const DESTINATION: RGBColor = VERMILION;
     let is_told = |series: &str| !series.ends_with("-return") && !series.ends_with("-busy");
     let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
     for group in data.groups.iter().filter(|group| is_told(&group.series)) {
@@ -381,8 +367,8 @@ pub(super) fn timeline(data: &Data, path: &Path) -> anyhow::Result<bool> {
 
 /// What a client waits in a pause whose frames are held, and dropped.
 fn cutover(data: &Data, path: &Path) -> anyhow::Result<bool> {
-    const FROZEN: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-    const BEYOND: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+    const FROZEN: RGBColor = BLUE;
+    const BEYOND: RGBColor = VERMILION;
     let mut groups: Vec<(String, Vec<Bar>)> = Vec::new();
     for cutover in data.cutovers.iter().filter(|cutover| cutover.pause_ms == 0) {
         let (Some(downtime), Some(frozen)) = (cutover.median("downtime_ms"), cutover.median("frozen_ms"))
