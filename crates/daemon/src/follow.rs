@@ -46,6 +46,9 @@ const LONGEST_TICK: Duration = Duration::from_secs(4);
 /// The same while a client has too long a latency and it is not decided whether that lasts.
 const SHORT_TICK: Duration = Duration::from_millis(250);
 
+/// For no longer than this.
+const PRESSES: Duration = Duration::from_secs(5);
+
 /// A look at many connections takes long: the pause before the next is so many times as long.
 const REST: u32 = 100;
 
@@ -93,9 +96,9 @@ struct Follower {
     clients: Watched,
     /// How long the last look at them took.
     looked: Duration,
-    /// Whether the next look is soon: a client has too long a latency, and the service is not armed yet; or nodes are asked
+    /// Since when looks are made sooner: a client has too long a latency, and the service is not armed yet; or nodes are asked
     /// next.
-    is_pressing: bool,
+    presses: Option<Instant>,
     known: Known,
     state: State,
     dwell: Watch,
@@ -122,7 +125,7 @@ impl Follower {
             begun: Instant::now(),
             clients: Watched::of_newcomer(Moment::default()),
             looked: Duration::ZERO,
-            is_pressing: false,
+            presses: None,
             known: Known::nothing(told::answer(&name, &node.name)),
             name,
             state: State { moves: follows.moves.iter().map(remembered).collect(), ..State::default() },
@@ -141,13 +144,15 @@ impl Follower {
             }
             let Some((service, follows)) = self.service() else { break };
             if self.is_occupied().await {
+                self.presses = None;
                 continue;
             }
             match self.step(&service, &follows).await {
                 Ok(Moved::Away) => break,
                 Ok(Moved::Stays) => self.failed.clear(),
-                Err(status) if status.message() == self.failed => {}
+                Err(status) if status.message() == self.failed => self.presses = None,
                 Err(status) => {
+                    self.presses = None;
                     status.message().clone_into(&mut self.failed);
                     tracing::warn!(service = %self.name, why = self.failed, "it cannot be told where the service is best");
                 }
@@ -158,7 +163,8 @@ impl Follower {
 
     /// Until the next look.
     fn pause(&self) -> Duration {
-        let shortest = if self.is_pressing { SHORT_TICK } else { TICK };
+        let is_pressing = self.presses.is_some_and(|since| since.elapsed() < PRESSES);
+        let shortest = if is_pressing { SHORT_TICK } else { TICK };
         self.looked.saturating_mul(REST).clamp(shortest, LONGEST_TICK)
     }
 
@@ -184,12 +190,17 @@ impl Follower {
     async fn step(&mut self, service: &Service, follows: &Follows) -> Result<Moved, Status> {
         let (options, target) = (options(follows), target(follows));
         let mut clients = self.look(service).await?;
+        let begun = self.begun;
+        let listening = self.clients.listen(target, || Moment(begun.elapsed()));
+        if self.ending.run_until_cancelled(listening).await.is_some() {
+            clients = self.clients.clients(Moment(begun.elapsed()));
+        }
         let mut heard = Heard::Nothing;
-        if self.state.over.is_some() || self.state.armed {
+        if self.loses() {
             let with = With { node: &self.node, service, options: &options, target, clients: &clients };
             heard = self.known.survey(&with, &self.ending).await?;
             if heard == Heard::Echoes {
-                self.clients.compare(&self.known.from_here, Moment(self.begun.elapsed()));
+                self.clients.note(self.known.echoes(), Moment(begun.elapsed()));
             }
             if heard != Heard::Nothing {
                 clients = self.look(service).await?;
@@ -198,8 +209,9 @@ impl Follower {
             self.known.rest();
         }
         let (verdict, answer) = self.decide(&options, target, &clients)?;
-        self.is_pressing = heard == Heard::Echoes
-            || !self.state.armed && self.clients.is_over(target, Moment(self.begun.elapsed()));
+        let presses = heard == Heard::Echoes
+            || !self.state.armed && self.clients.is_over(target, Moment(begun.elapsed()));
+        self.presses = presses.then(|| self.presses.unwrap_or_else(Instant::now));
         if self.state.armed && self.known.age().is_none() {
             // It is armed since now, and other nodes are asked next.
             return Ok(Moved::Stays);
@@ -210,6 +222,8 @@ impl Follower {
             self.dwell.see(better.map_or(HERE, |best| best.node), now());
         }
         match &verdict.decision {
+            // Nodes that were only heard are asked before that is final.
+            Decision::Stay(_) if heard == Heard::Echoes => {}
             Decision::Stay(reasons) => self.say(reasons),
             Decision::Move { to, mode, then } => {
                 let is_paused = self.paused.is_some_and(|at| at.elapsed() < PAUSE);
@@ -219,6 +233,11 @@ impl Follower {
             }
         }
         Ok(Moved::Stays)
+    }
+
+    /// Whether clients have lost too much: it may have to move.
+    fn loses(&self) -> bool {
+        self.state.armed || self.state.over.is_some()
     }
 
     /// The clients as they are now.
@@ -238,6 +257,8 @@ impl Follower {
         clients: &[Client],
     ) -> Result<(Verdict, api::PlaceResponse), Status> {
         let infos = nodes(&self.node).map_err(internal)?;
+        // While they are content, what was found when they were not is of no matter.
+        let loses = self.loses();
         let matter = Matter {
             cause: Cause::Watched,
             options,
@@ -249,20 +270,21 @@ impl Follower {
             clients,
             from_here: &self.known.from_here,
             echoed: self.known.age().unwrap_or_default(),
-            places: &self.known.places,
+            places: if loses { &self.known.places } else { &[] },
         };
         let mut verdict = matter.decide(&mut self.state, now());
         if let Decision::Stay(reasons) = &mut verdict.decision
             && let Some(at) = reasons.iter().position(|why| *why == Reason::NoCandidate)
         {
-            if self.known.age().is_none() {
+            if !loses || self.known.age().is_none() {
                 // No node was asked.
                 reasons.remove(at);
             } else if self.known.has_others() {
                 reasons[at] = Reason::NoBetter { delta: 0.0 };
             }
         }
-        let mut answer = self.known.found.clone();
+        let mut answer =
+            if loses { self.known.found.clone() } else { told::answer(&self.name, &self.node.name) };
         told::tell(&mut answer, &verdict, &matter);
         Ok((verdict, answer))
     }

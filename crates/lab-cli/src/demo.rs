@@ -84,8 +84,10 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     if keep {
         say(&format!("the lab stays up: godwit lab down {}", lab.name()))?;
     } else {
-        say("taking the lab down")?;
+        // It is taken down also where nobody reads that.
+        let said = say("taking the lab down");
         blocking(move || Ok(Lab::down(lab.name())?)).await?;
+        said?;
     }
     let Some(seen) = outcome? else {
         output::note("Error: ended by Ctrl-C before the demo was over");

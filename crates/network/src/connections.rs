@@ -64,6 +64,8 @@ pub struct TcpDetails {
     pub unacked: u32,
     /// The congestion window, in segments.
     pub congestion_window: u32,
+    /// How long ago data was sent last, in milliseconds: the round trip is no newer. Where none was, the time means nothing.
+    pub last_sent_ms: u32,
     /// How long ago data came last, in milliseconds. Where none has come, the time means nothing.
     pub last_received_ms: u32,
     /// Bytes received since the socket was made, which a restore does.
@@ -166,6 +168,7 @@ fn tcp_details(info: &TcpInfo) -> Option<TcpDetails> {
         total_retransmits: info.total_retransmits()?,
         unacked: info.unacked()?,
         congestion_window: info.congestion_window()?,
+        last_sent_ms: info.last_sent_ms()?,
         last_received_ms: info.last_received_ms()?,
         received: info.bytes_received()?,
     })
@@ -258,6 +261,7 @@ mod tests {
         assert_eq!(one(client_at, at).protocol, Protocol::Tcp);
         assert!(one(client_at, at).tcp.is_some_and(|tcp| tcp.rto_us > 0));
         assert!(accepted.tcp.is_some_and(|tcp| tcp.last_received_ms < 60_000), "{accepted:?}");
+        assert!(one(client_at, at).tcp.is_some_and(|tcp| tcp.last_sent_ms < 60_000));
         let listening = found.list.iter().find(|c| c.local == at && c.state == "listen").unwrap();
         assert!(listening.send_queue > 0, "how many connections may wait: {listening:?}");
         // One of them alone.

@@ -10,7 +10,7 @@
 //!
 //! What a client's connections show has delays of the client in it that a probe has not. A probe by that node alone would make
 //! each node seem nearer than the one where the service is. Delayed acknowledgements, the most of them, are no latency: a
-//! probe of the client by the node where the service is tells them ([`Reading::delay`]).
+//! probe of the client by the node where the service is tells them ([`Reading::beside`]).
 //!
 //! Evidence that is too old is no evidence. Until then its deviation grows.
 
@@ -34,17 +34,19 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// For how long the client delays its acknowledgements: what its connections show beyond an echo. A client that asks,
-    /// thinks and asks again acknowledges an answer with its next question.
+    /// What connections show, beside an echo of the same path. What is beyond the echo is taken to be delayed acknowledgements:
+    /// a client that asks, thinks and asks again acknowledges an answer with its next question. For its answers it does not
+    /// wait for that. The delay changes with the latency, so an echo counts for a few seconds only.
     #[must_use]
-    pub fn delay(shown: Duration, echo: Duration) -> Duration {
-        shown.saturating_sub(echo).min(ACKNOWLEDGED)
-    }
-
-    /// The latency that the client has: for its answers it waits no longer for that.
-    #[must_use]
-    pub fn without(self, delay: Duration) -> Self {
-        Self { latency: self.latency.saturating_sub(delay), ..self }
+    pub fn beside(self, echo: Self) -> Self {
+        let least = self.latency.saturating_sub(ACKNOWLEDGED);
+        if echo.latency >= self.latency {
+            self
+        } else if echo.latency >= least {
+            echo
+        } else {
+            Self { latency: least, ..self }
+        }
     }
 }
 
@@ -253,11 +255,10 @@ mod tests {
     #[test]
     fn what_a_connection_shows_beyond_an_echo_is_delay_up_to_40_ms() {
         let shown = reading(50, 1, 1);
-        let without = |echo| shown.without(Reading::delay(shown.latency, Duration::from_millis(echo)));
-        assert_eq!(without(30), reading(30, 1, 1));
-        assert_eq!(without(2), reading(10, 1, 1), "no acknowledgement takes so long");
-        assert_eq!(without(80), shown, "an echo may take longer");
-        assert_eq!(ms(reading(15, 1, 1).without(Duration::from_millis(20)).latency), 0);
+        assert_eq!(shown.beside(reading(30, 3, 2)), reading(30, 3, 2));
+        assert_eq!(shown.beside(reading(2, 1, 2)), reading(10, 1, 1), "no acknowledgement takes so long");
+        assert_eq!(shown.beside(reading(80, 8, 2)), shown, "an echo may take longer");
+        assert_eq!(reading(15, 1, 1).beside(reading(0, 0, 0)), reading(0, 0, 0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The kernel's estimate of a round trip (`tcpi_rtt`) changes only when the service sends. It is 0 after a restore,
 //! and then shows the pause for a while. So each sample is the least of a client's connections, samples soon after a move are
 //! skipped, and the median of the last five counts. Delayed acknowledgements are in it
-//! ([`Reading::without`](crate::latency::Reading::without)).
+//! ([`Reading::beside`]).
 
 use std::time::Duration;
 

@@ -86,6 +86,11 @@ impl TcpInfo {
         word(&self.0, 24)
     }
 
+    /// How long ago data was sent last, in milliseconds (`tcpi_last_data_sent`).
+    pub fn last_sent_ms(&self) -> Option<u32> {
+        word(&self.0, 44)
+    }
+
     /// How long ago data came last, in milliseconds (`tcpi_last_data_recv`).
     pub fn last_received_ms(&self) -> Option<u32> {
         word(&self.0, 52)

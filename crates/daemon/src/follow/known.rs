@@ -1,6 +1,7 @@
 //! What is known of other nodes while a service may move: how far its clients are from them, and what a move to them would be.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,10 +24,10 @@ use crate::place::survey::{Place, Surveyor, may_be_better};
 use crate::place::{facts, told};
 use crate::status::internal;
 
-/// Between two rounds of echoes.
+/// Between two rounds of echoes, once clients have lost for some time: longer each time.
 const ECHOES: Duration = Duration::from_secs(30);
 
-/// At least, where a place has become possible meanwhile, or clients lose again after a time in which they were content.
+/// The same when they begin to lose, or a client or a possible place is new.
 const ECHOES_SOON: Duration = Duration::from_secs(5);
 
 /// For how long clients have to be content before nothing of this matters any more.
@@ -71,15 +72,18 @@ pub(super) struct Known {
     /// Whether the service can leave at all, as an answer to its user.
     pub(super) found: api::PlaceResponse,
     echoed: Option<Instant>,
+    /// When the next round is due, after that, and to whom that went.
+    every: Duration,
+    hosts: BTreeSet<IpAddr>,
     /// Since when clients are content.
     rests: Option<Instant>,
     /// Before a node is asked again.
     patience: Duration,
     /// How long the last survey took.
     took: Duration,
-    /// The nodes to which a move would rest on what is too old.
+    /// The nodes to which a move would rest on what is too old: they are measured again next.
     stale: Vec<NodeId>,
-    /// When such were measured again last, and how long they are not from then on.
+    /// When that was decided last, and how long it is not from then on.
     renewed: Option<Instant>,
     renews: Duration,
 }
@@ -94,6 +98,8 @@ impl Known {
             usage: Usage { cores: Cores::LEAST, memory: 0, request: None },
             found,
             echoed: None,
+            every: ECHOES_SOON,
+            hosts: BTreeSet::new(),
             rests: None,
             patience: ASKS / 2,
             took: Duration::ZERO,
@@ -120,6 +126,11 @@ impl Known {
         *self = Self { names: std::mem::take(&mut self.names), ..Self::nothing(found) };
     }
 
+    /// How far clients were from this node; none where one did not answer.
+    pub(super) fn echoes(&self) -> impl Iterator<Item = (IpAddr, Option<Duration>)> {
+        self.hosts.iter().map(|host| (*host, self.from_here.get(host).copied()))
+    }
+
     /// How old the echoes are; none before the first ones.
     pub(super) fn age(&self) -> Option<Duration> {
         self.echoed.map(|at| at.elapsed())
@@ -142,7 +153,11 @@ impl Known {
         let all = is_fresh(self.echoed) && is_fresh(asked);
         // A decision that goes to and fro costs no more than that.
         let is_due = self.renewed.is_none_or(|at| at.elapsed() >= self.renews);
-        self.stale = if all || !is_due { Vec::new() } else { [&[id], next].concat() };
+        if !all && is_due {
+            self.stale = [&[id], next].concat();
+            self.renewed = Some(Instant::now());
+            self.renews = self.renews.saturating_mul(2).min(LONGEST_ASKS);
+        }
         all
     }
 
@@ -155,17 +170,22 @@ impl Known {
         let With { node, service, options, target, clients } = *with;
         let begun = Instant::now();
         self.renew_places(&nodes(node).map_err(internal)?, &node.name);
-        let is_again = self.rests.take().is_some();
-        let stale = std::mem::take(&mut self.stale);
+        if self.rests.take().is_some() {
+            // They lose again: what did not pay then may pay now.
+            (self.every, self.patience, self.renews) = (ECHOES_SOON, ASKS / 2, RENEWS);
+        }
         let surveyor = Surveyor { node, service, options, target, cancel: ending };
         let is_new = self.places.iter().any(|place| place.refused.is_empty() && !place.listened);
-        let every = if is_new || is_again || !stale.is_empty() { ECHOES_SOON } else { ECHOES };
+        let is_new = is_new || clients.iter().any(|client| !self.hosts.contains(&client.address));
+        let every = if is_new || !self.stale.is_empty() { ECHOES_SOON } else { self.every };
         if self.age().is_none_or(|age| age >= every) {
             self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
             self.echoed = Some(Instant::now());
-            // What is stale by now the next decision tells.
+            self.every = self.every.saturating_mul(2).min(ECHOES);
+            self.hosts = clients.iter().map(|client| client.address).collect();
             return Ok(Heard::Echoes);
         }
+        let stale = std::mem::take(&mut self.stale);
         let is_due = |place: &Place| {
             let patience = if place.measured.is_some() { self.patience } else { self.patience / 2 };
             place.asked.is_none_or(|at| at.elapsed() >= patience)
@@ -175,17 +195,13 @@ impl Known {
             .iter()
             .filter(|place| place.refused.is_empty())
             .filter(|place| {
-                stale.contains(&place.id)
-                    || is_due(place) && may_be_better(place, clients, &self.from_here, target)
+                (stale.contains(&place.id) || is_due(place))
+                    && may_be_better(place, clients, &self.from_here, target)
             })
             .map(|place| place.id)
             .collect();
         if worth.is_empty() {
             return Ok(Heard::Nothing);
-        }
-        if !stale.is_empty() {
-            self.renewed = Some(begun);
-            self.renews = self.renews.saturating_mul(2).min(LONGEST_ASKS);
         }
         let cancel = ending.child_token();
         // What a user asks for goes before.
@@ -330,17 +346,22 @@ mod tests {
         let mut known = known();
         let (b, c) = (known.number("b"), known.number("c"));
         assert!(!known.is_fresh(b, &[c]) && known.stale == [b, c]);
+        known.stale.clear();
         known.echoed = Some(Instant::now());
         known.note_asked(&BTreeSet::from([b]), Some(Instant::now()));
         assert!(known.is_fresh(b, &[c]) && known.stale.is_empty());
         let ago = |time: Duration| Instant::now().checked_sub(time + Duration::from_secs(1));
         known.echoed = ago(FRESH);
+        (known.renewed, known.renews) = (None, RENEWS);
         assert!(!known.is_fresh(b, &[]) && known.stale == [b]);
-        // It was measured again a moment ago, in vain.
-        known.renewed = ago(Duration::ZERO);
+        // It was measured again a moment ago, in vain; then it waits for twice as long.
+        known.stale.clear();
         assert!(!known.is_fresh(b, &[]) && known.stale.is_empty());
         known.renewed = ago(RENEWS);
+        assert!(!known.is_fresh(b, &[]) && known.stale.is_empty());
+        known.renewed = ago(RENEWS * 2);
         assert!(!known.is_fresh(b, &[]) && known.stale == [b]);
+        known.stale.clear();
         // Where measuring takes long, what was measured counts for longer.
         known.took = FRESH;
         assert!(known.is_fresh(b, &[]) && known.stale.is_empty());

@@ -37,11 +37,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The deviation of an echo that was sent three times, as a part of it.
 const ECHO_DEVIATION: u32 = 10;
 
-/// Of a client's connections those count that were used within this time of the one that was used last.
+/// Of a client's connections those count on which data was sent within this time of the last one.
 const AS_NEW: Duration = Duration::from_secs(1);
 
-/// For how long it is known how long clients delay their acknowledgements.
-const DELAYS_LAST: Duration = Duration::from_secs(60);
+/// While a client's connections show too long a latency, it is sent an echo so often: one that does not answer less often.
+const ECHOES: Duration = Duration::from_secs(2);
+const ECHOES_OF_SILENT: Duration = Duration::from_secs(30);
+
+/// For so long such an echo counts.
+const COUNTS: Duration = Duration::from_secs(5);
 
 /// A client that has sent something lately.
 #[derive(Debug, Clone)]
@@ -56,14 +60,29 @@ pub(crate) struct Client {
 struct Seen {
     samples: Samples,
     connections: usize,
-    /// For how long it delays its acknowledgements, and when that was found.
-    delay: Option<(Moment, Duration)>,
+    /// When an echo was sent to it last, and how far it is by that; none if it did not answer.
+    echo: Option<(Moment, Option<Duration>)>,
 }
 
 impl Seen {
-    fn delay(&self, now: Moment) -> Duration {
-        let (_, delay) = self.delay.filter(|(found, _)| now.since(*found) <= DELAYS_LAST).unwrap_or_default();
-        delay
+    /// What its connections show, beside an echo that counts.
+    fn beside(&self, shown: Reading, now: Moment) -> Reading {
+        let echo = self.echo.and_then(|(sent, found)| Some((now.since(sent), found?)));
+        let echo = echo.filter(|(age, _)| *age <= COUNTS);
+        echo.map_or(shown, |(age, found)| shown.beside(Reading { age, ..reading(found) }))
+    }
+
+    /// Its latency as it was seen last; none where its connections show none.
+    fn newest(&self, now: Moment) -> Option<Duration> {
+        Some(self.beside(reading(self.samples.newest()?), now).latency)
+    }
+
+    /// Whether its connections show too long a latency, and only an echo tells whether they are right.
+    fn is_in_doubt(&self, target: Target, now: Moment) -> bool {
+        let is_due = |(sent, found): (Moment, Option<Duration>)| {
+            now.since(sent) >= if found.is_some() { ECHOES } else { ECHOES_OF_SILENT }
+        };
+        self.samples.newest().is_some_and(|newest| newest > target.get()) && self.echo.is_none_or(is_due)
     }
 }
 
@@ -89,43 +108,53 @@ impl Watched {
         let active = active(&connections::inside(netns).await.map_err(internal)?);
         // Who has gone meanwhile is no client any more.
         self.seen.retain(|address, _| active.contains_key(address));
-        for (address, round_trips) in active {
+        for (address, (connections, round_trips)) in active {
             let samples = || self.came.map_or_else(Samples::default, Samples::after_move);
             let fresh = || Seen { samples: samples(), ..Seen::default() };
             let seen = self.seen.entry(address).or_insert_with(fresh);
-            seen.connections = round_trips.len();
+            seen.connections = connections;
             seen.samples.add(now(), round_trips);
         }
         Ok(())
     }
 
-    /// Notes how far they are from this node by echoes. What their connections show beyond that does not count from now on.
-    pub(crate) fn compare(&mut self, echoes: &Echoes, now: Moment) {
-        for (address, seen) in &mut self.seen {
-            if let Some((shown, echo)) = seen.samples.newest().zip(echoes.get(address)) {
-                seen.delay = Some((now, Reading::delay(shown, *echo)));
+    /// Sends echoes to clients whose connections show too long a latency.
+    pub(crate) async fn listen(&mut self, target: Target, now: impl Fn() -> Moment) {
+        let in_doubt = self.heeded().into_iter().filter(|(_, seen)| seen.is_in_doubt(target, now()));
+        let hosts: Vec<IpAddr> = in_doubt.map(|(address, _)| address).collect();
+        if hosts.is_empty() {
+            return;
+        }
+        let found = distances(&hosts).await;
+        self.note(hosts.into_iter().zip(found), now());
+    }
+
+    /// Notes how far clients are from this node by echoes; none where one did not answer.
+    pub(crate) fn note(&mut self, echoes: impl Iterator<Item = (IpAddr, Option<Duration>)>, now: Moment) {
+        for (address, found) in echoes {
+            if let Some(seen) = self.seen.get_mut(&address) {
+                seen.echo = Some((now, found));
             }
         }
     }
 
-    /// Whether a client had too long a latency when it was looked at last.
+    /// Whether a client had too long a latency when it was seen last.
     pub(crate) fn is_over(&self, target: Target, now: Moment) -> bool {
-        let is_over = |seen: &Seen| {
-            seen.samples.newest().is_some_and(|newest| newest.saturating_sub(seen.delay(now)) > target.get())
-        };
-        self.seen.values().any(is_over)
+        let is_over = |seen: &Seen| seen.newest(now).is_some_and(|newest| newest > target.get());
+        self.heeded().into_iter().any(|(_, seen)| is_over(seen))
+    }
+
+    pub(crate) fn clients(&self, now: Moment) -> Vec<Client> {
+        let here = |seen: &Seen| Some(seen.beside(seen.samples.reading(now)?, now));
+        self.heeded().into_iter().map(|(address, seen)| Client { address, here: here(seen) }).collect()
     }
 
     /// Those with the most connections.
-    pub(crate) fn clients(&self, now: Moment) -> Vec<Client> {
-        let mut all: Vec<_> = self.seen.iter().collect();
+    fn heeded(&self) -> Vec<(IpAddr, &Seen)> {
+        let mut all: Vec<_> = self.seen.iter().map(|(address, seen)| (*address, seen)).collect();
         all.sort_by_key(|(_, seen)| std::cmp::Reverse(seen.connections));
         all.truncate(MOST);
-        let client = |(address, seen): (&IpAddr, &Seen)| Client {
-            address: *address,
-            here: seen.samples.reading(now).map(|reading| reading.without(seen.delay(now))),
-        };
-        all.into_iter().map(client).collect()
+        all
     }
 }
 
@@ -133,7 +162,7 @@ impl Watched {
 pub(super) fn compare(clients: &mut [Client], echoes: &Echoes) {
     for client in clients {
         if let Some((here, echo)) = client.here.as_mut().zip(echoes.get(&client.address)) {
-            *here = here.without(Reading::delay(here.latency, *echo));
+            *here = here.beside(reading(*echo));
         }
     }
 }
@@ -151,9 +180,9 @@ pub(super) async fn find(netns: &Path) -> Result<Vec<Client>, Status> {
     Ok(watched.clients(now()))
 }
 
-/// The round trips of the connections of each client that has sent something lately. A connection that the service has begun
-/// is not a client's.
-fn active(found: &Connections) -> BTreeMap<IpAddr, Vec<Duration>> {
+/// How many connections each client has that has sent something lately, and their round trips. A connection that the service
+/// has begun is not a client's.
+fn active(found: &Connections) -> BTreeMap<IpAddr, (usize, Vec<Duration>)> {
     let tcp = || found.list.iter().filter(|connection| connection.protocol == Protocol::Tcp);
     let listening: BTreeSet<u16> = tcp()
         .filter(|connection| connection.state == "listen")
@@ -171,15 +200,17 @@ fn active(found: &Connections) -> BTreeMap<IpAddr, Vec<Duration>> {
             && details.received > 0
             && weight(Some(sent), one) == one
         {
+            let answered = Duration::from_millis(details.last_sent_ms.into());
             let round_trip = Duration::from_micros(details.rtt_us.into());
-            clients.entry(client).or_default().push((sent, round_trip));
+            clients.entry(client).or_default().push((answered, round_trip));
         }
     }
-    // A connection shows how far the client was when it was used last.
+    // A connection shows how far the client was when it was answered last; one of a service that has just come, nothing.
     let newest = |all: Vec<(Duration, Duration)>| {
-        let last = all.iter().map(|(sent, _)| *sent).min().unwrap_or_default();
-        let is_new = |(sent, _): &(Duration, Duration)| sent.saturating_sub(last) <= AS_NEW;
-        all.into_iter().filter(is_new).map(|(_, round_trip)| round_trip).collect()
+        let shown = || all.iter().filter(|(_, round_trip)| !round_trip.is_zero());
+        let last = shown().map(|(answered, _)| *answered).min().unwrap_or_default();
+        let new = shown().filter(|(answered, _)| answered.saturating_sub(last) <= AS_NEW);
+        (all.len(), new.map(|(_, round_trip)| *round_trip).collect())
     };
     clients.into_iter().map(|(client, all)| (client, newest(all))).collect()
 }
@@ -303,6 +334,9 @@ mod tests {
 
     use super::*;
 
+    /// Nothing has come to it.
+    const SILENT_PORT: &str = "10.88.0.6:80";
+
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
@@ -330,8 +364,9 @@ mod tests {
                 total_retransmits: 0,
                 unacked: 0,
                 congestion_window: 10,
+                last_sent_ms: silent_ms,
                 last_received_ms: silent_ms,
-                received: u64::from(rtt_ms),
+                received: u64::from(local != SILENT_PORT),
             }),
         }
     }
@@ -340,21 +375,23 @@ mod tests {
     fn a_client_is_who_has_connected_and_sent_something_lately() {
         let list = vec![
             connection("10.88.0.5:80", "0.0.0.0:0", "listen", (0, 0)),
+            connection(SILENT_PORT, "0.0.0.0:0", "listen", (0, 0)),
             connection("10.88.0.5:80", "192.0.2.1:4000", "established", (30, 100)),
             connection("[::ffff:10.88.0.5]:80", "[::ffff:192.0.2.1]:4001", "established", (25, 100)),
-            // It was used when the client was elsewhere.
+            // It was used when the client was elsewhere; and it shows nothing since the service has moved.
             connection("10.88.0.5:80", "192.0.2.1:4002", "established", (3, 5_000)),
+            connection("10.88.0.5:80", "192.0.2.1:4003", "established", (0, 0)),
             // Silent, begun by the service, its own, and over.
             connection("10.88.0.5:80", "192.0.2.2:4000", "established", (30, 60_000)),
             connection("10.88.0.5:5000", "192.0.2.3:5432", "established", (30, 100)),
             connection("127.0.0.1:80", "127.0.0.1:4000", "established", (1, 100)),
             connection("10.88.0.5:80", "192.0.2.4:4000", "time-wait", (30, 100)),
             // It has sent nothing yet.
-            connection("10.88.0.5:80", "192.0.2.5:4000", "established", (0, 100)),
+            connection(SILENT_PORT, "192.0.2.5:4000", "established", (30, 100)),
         ];
         let found = active(&Connections { list, ..Connections::default() });
         let one: IpAddr = "192.0.2.1".parse().unwrap();
-        assert_eq!(found, BTreeMap::from([(one, vec![ms(30), ms(25)])]));
+        assert_eq!(found, BTreeMap::from([(one, (4, vec![ms(30), ms(25)]))]));
     }
 
     #[test]
@@ -367,16 +404,21 @@ mod tests {
         }
         let mut watched = Watched { seen: BTreeMap::from([(one, seen)]), came: None };
         let latency = |watched: &Watched, second| watched.clients(at(second))[0].here.unwrap().latency;
-        assert!(watched.is_over(target, at(5)) && latency(&watched, 5) == ms(50));
-        watched.compare(&Echoes::new(), at(5));
-        assert_eq!(latency(&watched, 5), ms(50), "no echo");
-        watched.compare(&Echoes::from([(one, ms(15))]), at(5));
-        assert!(!watched.is_over(target, at(5)) && latency(&watched, 5) == ms(15));
-        // The client goes away.
-        watched.seen.get_mut(&one).unwrap().samples.add(at(6), [ms(60)]);
-        assert!(watched.is_over(target, at(6)), "also while the median is still below");
-        assert_eq!(latency(&watched, 6), ms(15));
-        assert!(watched.is_over(target, at(66)) && latency(&watched, 66) == ms(50));
+        let doubts = |watched: &Watched, second| watched.seen[&one].is_in_doubt(target, at(second));
+        assert!(watched.is_over(target, at(5)) && latency(&watched, 5) == ms(50) && doubts(&watched, 5));
+        watched.note([(one, None)].into_iter(), at(5));
+        assert!(latency(&watched, 5) == ms(50) && !doubts(&watched, 34) && doubts(&watched, 35), "no echo");
+        watched.note([(one, Some(ms(15)))].into_iter(), at(35));
+        assert!(!watched.is_over(target, at(36)) && latency(&watched, 36) == ms(15));
+        // The client goes away, and the next echo tells.
+        assert!(!doubts(&watched, 36) && doubts(&watched, 37));
+        watched.note([(one, Some(ms(30)))].into_iter(), at(38));
+        assert!(watched.is_over(target, at(38)) && latency(&watched, 38) == ms(30));
+        // Without a further one only its connections are known.
+        assert_eq!((latency(&watched, 43), latency(&watched, 44)), (ms(30), ms(50)));
+        // A client that is near by its connections is sent none.
+        watched.seen.get_mut(&one).unwrap().samples.add(at(50), [ms(12)]);
+        assert!(!doubts(&watched, 80) && !watched.is_over(target, at(50)));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value = "follow")]
     name: String,
     /// How long the client is on its way
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = values::some_time)]
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = trip)]
     takes: Duration,
     /// The longest round trip with which the client is content
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::latency)]
@@ -65,6 +65,14 @@ pub(crate) struct Args {
     /// File for the picture
     #[arg(long, value_name = "FILE", default_value = "follow.svg")]
     out: PathBuf,
+}
+
+/// A trace has no more steps than the lab takes.
+const LONGEST: Duration = Duration::from_secs(2 * 60 * 60);
+
+fn trip(text: &str) -> Result<Duration, String> {
+    let takes = values::some_time(text).map_err(|error| error.to_string())?;
+    if takes > LONGEST { Err("two hours are the most: 2h".to_owned()) } else { Ok(takes) }
 }
 
 const FOLLOWING: &str = "following";
@@ -108,8 +116,10 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         outcome = travel(&lab, &args, say) => outcome.map(Some),
         () = interrupts.next() => Ok(None),
     };
-    say("taking the lab down")?;
+    // It is taken down also where nobody reads that.
+    let said = say("taking the lab down");
     blocking(move || Ok(Lab::down(lab.name())?)).await?;
+    said?;
     let Some(all) = outcome? else {
         output::note("Error: ended by Ctrl-C before the demo was over");
         return Ok(ExitCode::from(INTERRUPTED));
@@ -190,7 +200,7 @@ async fn travel(
     let mut all = Vec::new();
     for ((rule, _), ended) in RULES.into_iter().zip(ending) {
         let report = ended.await??;
-        all.push(Seen::new(rule, report, moves(lab, rule, began).await?, (begun, takes, latency)));
+        all.push(Seen::new(rule, report, moves(lab, rule, (began, takes)).await?, (begun, takes, latency)));
     }
     Ok(all)
 }
@@ -228,8 +238,12 @@ async fn follow_clients(first: &Connection, latency: Duration) -> anyhow::Result
     Ok(())
 }
 
-/// The moves of a service since a moment, as the nodes say to which it came.
-async fn moves(lab: &Lab, service: &str, since: SystemTime) -> anyhow::Result<Vec<Move>> {
+/// The moves of a service on a trip, as the nodes say to which it came.
+async fn moves(
+    lab: &Lab,
+    service: &str,
+    (since, takes): (SystemTime, Duration),
+) -> anyhow::Result<Vec<Move>> {
     let since_ms = i64::try_from(since.duration_since(UNIX_EPOCH)?.as_millis())?;
     let mut all = Vec::new();
     for node in NODES {
@@ -243,6 +257,8 @@ async fn moves(lab: &Lab, service: &str, since: SystemTime) -> anyhow::Result<Ve
             }
         }
     }
+    // What comes later, while data is read back, is not of the trip.
+    all.retain(|made| made.at < takes);
     all.sort_by_key(|made| made.at);
     Ok(all)
 }
