@@ -60,7 +60,7 @@ fn the_demo_works_with_cgroup_version_2_alone() {
     assert_moved(&lab, &output);
 }
 
-/// No answer is lost by any of them. On a busy machine a service may follow too late for a short trip.
+/// No answer is lost by any of them. On a busy machine services may move too late for a short trip.
 #[test]
 fn three_services_show_what_following_a_client_means() {
     let lab = format!("demo3-{}", std::process::id());
@@ -86,9 +86,9 @@ fn three_services_show_what_following_a_client_means() {
     assert!(all[1]["moves"].as_array().unwrap().is_empty());
     // It is nowhere near its client for two thirds of the trip.
     assert!(figure(1, "average_ms") > 20.0, "{said}");
-    assert!(!all[2]["moves"].as_array().unwrap().is_empty(), "the threshold knows no patience: {said}");
     if tier::is_full() {
-        assert!(!all[0]["moves"].as_array().unwrap().is_empty(), "{said}");
+        let moves = |at: usize| all[at]["moves"].as_array().unwrap().len();
+        assert!(moves(0) > 0 && moves(2) > 0, "{said}");
         assert!(figure(0, "lost_s") < figure(1, "lost_s"), "{said}");
     }
     let drawn = std::fs::read_to_string(&picture).unwrap();

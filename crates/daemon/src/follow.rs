@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  every second:        look at the connections ──▶ what clients lose ──▶ decide ──▶ move, or stay and say why
-//!  while clients lose:  echoes of all nodes, twice a minute ──▶ those that may be better are asked, and their links measured
+//!  while clients lose:  echoes of all nodes ──▶ those that may be better are asked, and their links measured
 //! ```
 //! What is remembered of a service's moves goes with it in its record ([`godwit_migration::follows`]).
 
@@ -96,9 +96,11 @@ struct Follower {
     clients: Watched,
     /// How long the last look at them took.
     looked: Duration,
-    /// Since when looks are made sooner: a client has too long a latency, and the service is not armed yet; or nodes are asked
-    /// next.
-    presses: Option<Instant>,
+    /// Whether the next look is made sooner: a client has too long a latency, and the service is not armed yet; or nodes are
+    /// asked next.
+    presses: bool,
+    /// Since when that was so, and when it was so last.
+    pressed: Option<(Instant, Instant)>,
     known: Known,
     state: State,
     dwell: Watch,
@@ -125,7 +127,8 @@ impl Follower {
             begun: Instant::now(),
             clients: Watched::of_newcomer(Moment::default()),
             looked: Duration::ZERO,
-            presses: None,
+            presses: false,
+            pressed: None,
             known: Known::nothing(told::answer(&name, &node.name)),
             name,
             state: State { moves: follows.moves.iter().map(remembered).collect(), ..State::default() },
@@ -144,15 +147,15 @@ impl Follower {
             }
             let Some((service, follows)) = self.service() else { break };
             if self.is_occupied().await {
-                self.presses = None;
+                self.presses = false;
                 continue;
             }
             match self.step(&service, &follows).await {
                 Ok(Moved::Away) => break,
                 Ok(Moved::Stays) => self.failed.clear(),
-                Err(status) if status.message() == self.failed => self.presses = None,
+                Err(status) if status.message() == self.failed => self.presses = false,
                 Err(status) => {
-                    self.presses = None;
+                    self.presses = false;
                     status.message().clone_into(&mut self.failed);
                     tracing::warn!(service = %self.name, why = self.failed, "it cannot be told where the service is best");
                 }
@@ -163,8 +166,8 @@ impl Follower {
 
     /// Until the next look.
     fn pause(&self) -> Duration {
-        let is_pressing = self.presses.is_some_and(|since| since.elapsed() < PRESSES);
-        let shortest = if is_pressing { SHORT_TICK } else { TICK };
+        let is_short = self.presses && self.pressed.is_some_and(|(since, _)| since.elapsed() < PRESSES);
+        let shortest = if is_short { SHORT_TICK } else { TICK };
         self.looked.saturating_mul(REST).clamp(shortest, LONGEST_TICK)
     }
 
@@ -189,29 +192,26 @@ impl Follower {
     /// Looks, decides, and acts.
     async fn step(&mut self, service: &Service, follows: &Follows) -> Result<Moved, Status> {
         let (options, target) = (options(follows), target(follows));
-        let mut clients = self.look(service).await?;
-        let begun = self.begun;
-        let listening = self.clients.listen(target, || Moment(begun.elapsed()));
-        if self.ending.run_until_cancelled(listening).await.is_some() {
-            clients = self.clients.clients(Moment(begun.elapsed()));
-        }
+        let mut clients = self.look(service, target).await?;
         let mut heard = Heard::Nothing;
         if self.loses() {
             let with = With { node: &self.node, service, options: &options, target, clients: &clients };
+            let surveyed = Moment(self.begun.elapsed());
             heard = self.known.survey(&with, &self.ending).await?;
             if heard == Heard::Echoes {
-                self.clients.note(self.known.echoes(), Moment(begun.elapsed()));
+                self.clients.note(self.known.echoes(), surveyed);
             }
             if heard != Heard::Nothing {
-                clients = self.look(service).await?;
+                clients = self.look(service, target).await?;
             }
         } else {
             self.known.rest();
         }
         let (verdict, answer) = self.decide(&options, target, &clients)?;
-        let presses = heard == Heard::Echoes
-            || !self.state.armed && self.clients.is_over(target, Moment(begun.elapsed()));
-        self.presses = presses.then(|| self.presses.unwrap_or_else(Instant::now));
+        self.press(
+            heard == Heard::Echoes
+                || !self.state.armed && self.clients.is_over(target, Moment(self.begun.elapsed())),
+        );
         if self.state.armed && self.known.age().is_none() {
             // It is armed since now, and other nodes are asked next.
             return Ok(Moved::Stays);
@@ -240,12 +240,23 @@ impl Follower {
         self.state.armed || self.state.over.is_some()
     }
 
-    /// The clients as they are now.
-    async fn look(&mut self, service: &Service) -> Result<Vec<Client>, Status> {
+    /// Notes whether the next look is to be made sooner.
+    fn press(&mut self, presses: bool) {
+        self.presses = presses;
+        if presses {
+            let before = self.pressed.filter(|(_, last)| last.elapsed() < PRESSES);
+            self.pressed = Some((before.map_or_else(Instant::now, |(since, _)| since), Instant::now()));
+        }
+    }
+
+    /// The clients as they are now, by their connections, and by echoes where those may be wrong.
+    async fn look(&mut self, service: &Service, target: Target) -> Result<Vec<Client>, Status> {
         let config = self.node.local().config(service);
         let (begun, looking) = (self.begun, Instant::now());
         self.clients.look(&config.network_namespace, || Moment(begun.elapsed())).await?;
         self.looked = looking.elapsed();
+        let listening = self.clients.listen(target, || Moment(begun.elapsed()));
+        self.ending.run_until_cancelled(listening).await;
         Ok(self.clients.clients(Moment(begun.elapsed())))
     }
 
@@ -272,7 +283,12 @@ impl Follower {
             echoed: self.known.age().unwrap_or_default(),
             places: if loses { &self.known.places } else { &[] },
         };
+        let debts = (!loses).then(|| self.state.debts.clone());
         let mut verdict = matter.decide(&mut self.state, now());
+        if let Some(debts) = debts.filter(|_| self.known.age().is_some()) {
+            // They count until clients were content for long.
+            self.state.debts = debts;
+        }
         if let Decision::Stay(reasons) = &mut verdict.decision
             && let Some(at) = reasons.iter().position(|why| *why == Reason::NoCandidate)
         {
@@ -311,7 +327,10 @@ impl Follower {
     async fn go(&mut self, to: NodeId, mode: Mode, follows: &Follows, verdict: &Verdict) -> Moved {
         let node = Arc::clone(&self.node);
         // Another service of this node goes first: its move makes this one's slower.
-        let Ok(_turn) = node.follows.try_acquire() else { return Moved::Stays };
+        let Ok(_turn) = node.follows.try_acquire() else {
+            self.known.waits();
+            return Moved::Stays;
+        };
         let request = api::MigrateRequest {
             name: self.name.to_string(),
             to: self.known.name_of(to).to_owned(),

@@ -119,7 +119,7 @@ impl Estimate {
 }
 
 impl Origin {
-    /// Evidence older than this is not used. Probes are made twice a minute at most; a prefix stays where it is for
+    /// Evidence older than this is not used. Probes are made twice a minute at least while clients lose; a prefix stays where it is for
     /// longer than a client.
     #[must_use]
     pub fn lasts(self) -> Duration {

@@ -98,7 +98,7 @@ impl Known {
             usage: Usage { cores: Cores::LEAST, memory: 0, request: None },
             found,
             echoed: None,
-            every: ECHOES_SOON,
+            every: ECHOES_SOON / 2,
             hosts: BTreeSet::new(),
             rests: None,
             patience: ASKS / 2,
@@ -161,6 +161,11 @@ impl Known {
         all
     }
 
+    /// A move was decided, and could not be begun for now: what it rests on is measured again when it is the service's turn.
+    pub(super) fn waits(&mut self) {
+        (self.renewed, self.renews) = (None, RENEWS);
+    }
+
     /// Measures one thing that is due.
     pub(super) async fn survey(
         &mut self,
@@ -172,15 +177,21 @@ impl Known {
         self.renew_places(&nodes(node).map_err(internal)?, &node.name);
         if self.rests.take().is_some() {
             // They lose again: what did not pay then may pay now.
-            (self.every, self.patience, self.renews) = (ECHOES_SOON, ASKS / 2, RENEWS);
+            (self.every, self.patience, self.renews) = (ECHOES_SOON / 2, ASKS / 2, RENEWS);
         }
         let surveyor = Surveyor { node, service, options, target, cancel: ending };
         let is_new = self.places.iter().any(|place| place.refused.is_empty() && !place.listened);
         let is_new = is_new || clients.iter().any(|client| !self.hosts.contains(&client.address));
-        let every = if is_new || !self.stale.is_empty() { ECHOES_SOON } else { self.every };
+        let every = match (self.stale.is_empty(), is_new) {
+            (false, _) => ECHOES_SOON,
+            // There may be new ones all the time.
+            (true, true) => (self.every / 3).max(ECHOES_SOON),
+            (true, false) => self.every.max(ECHOES_SOON),
+        };
         if self.age().is_none_or(|age| age >= every) {
             self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
-            self.echoed = Some(Instant::now());
+            // Some may have come long before the last one.
+            self.echoed = Some(begun);
             self.every = self.every.saturating_mul(2).min(ECHOES);
             self.hosts = clients.iter().map(|client| client.address).collect();
             return Ok(Heard::Echoes);
@@ -195,8 +206,8 @@ impl Known {
             .iter()
             .filter(|place| place.refused.is_empty())
             .filter(|place| {
-                (stale.contains(&place.id) || is_due(place))
-                    && may_be_better(place, clients, &self.from_here, target)
+                stale.contains(&place.id)
+                    || is_due(place) && may_be_better(place, clients, &self.from_here, target)
             })
             .map(|place| place.id)
             .collect();
@@ -205,7 +216,10 @@ impl Known {
         }
         let cancel = ending.child_token();
         // What a user asks for goes before.
-        let Ok(_looking) = node.begin_look(&service.name, cancel.clone()) else { return Ok(Heard::Nodes) };
+        let Ok(_looking) = node.begin_look(&service.name, cancel.clone()) else {
+            self.stale = stale;
+            return Ok(Heard::Nothing);
+        };
         // Before anything can fail: what fails is not tried each second.
         self.note_asked(&worth, Some(Instant::now()));
         let surveyor = Surveyor { cancel: &cancel, ..surveyor };

@@ -60,15 +60,16 @@ pub(crate) struct Client {
 struct Seen {
     samples: Samples,
     connections: usize,
-    /// When an echo was sent to it last, and how far it is by that; none if it did not answer.
-    echo: Option<(Moment, Option<Duration>)>,
+    /// When an echo was sent to it last, how many it has not answered since, and how far it was by the last answer.
+    asked: Option<Moment>,
+    silent: u32,
+    echo: Option<(Moment, Duration)>,
 }
 
 impl Seen {
     /// What its connections show, beside an echo that counts.
     fn beside(&self, shown: Reading, now: Moment) -> Reading {
-        let echo = self.echo.and_then(|(sent, found)| Some((now.since(sent), found?)));
-        let echo = echo.filter(|(age, _)| *age <= COUNTS);
+        let echo = self.echo.map(|(sent, found)| (now.since(sent), found)).filter(|(age, _)| *age <= COUNTS);
         echo.map_or(shown, |(age, found)| shown.beside(Reading { age, ..reading(found) }))
     }
 
@@ -79,10 +80,10 @@ impl Seen {
 
     /// Whether its connections show too long a latency, and only an echo tells whether they are right.
     fn is_in_doubt(&self, target: Target, now: Moment) -> bool {
-        let is_due = |(sent, found): (Moment, Option<Duration>)| {
-            now.since(sent) >= if found.is_some() { ECHOES } else { ECHOES_OF_SILENT }
-        };
-        self.samples.newest().is_some_and(|newest| newest > target.get()) && self.echo.is_none_or(is_due)
+        // One may be lost.
+        let every = if self.silent > 1 { ECHOES_OF_SILENT } else { ECHOES };
+        self.samples.newest().is_some_and(|newest| newest > target.get())
+            && self.asked.is_none_or(|asked| now.since(asked) >= every)
     }
 }
 
@@ -120,20 +121,23 @@ impl Watched {
 
     /// Sends echoes to clients whose connections show too long a latency.
     pub(crate) async fn listen(&mut self, target: Target, now: impl Fn() -> Moment) {
-        let in_doubt = self.heeded().into_iter().filter(|(_, seen)| seen.is_in_doubt(target, now()));
+        let begun = now();
+        let in_doubt = self.heeded().into_iter().filter(|(_, seen)| seen.is_in_doubt(target, begun));
         let hosts: Vec<IpAddr> = in_doubt.map(|(address, _)| address).collect();
         if hosts.is_empty() {
             return;
         }
         let found = distances(&hosts).await;
-        self.note(hosts.into_iter().zip(found), now());
+        self.note(hosts.into_iter().zip(found), begun);
     }
 
-    /// Notes how far clients are from this node by echoes; none where one did not answer.
-    pub(crate) fn note(&mut self, echoes: impl Iterator<Item = (IpAddr, Option<Duration>)>, now: Moment) {
+    /// Notes how far clients were from this node at a moment, by echoes; none where one did not answer.
+    pub(crate) fn note(&mut self, echoes: impl Iterator<Item = (IpAddr, Option<Duration>)>, sent: Moment) {
         for (address, found) in echoes {
             if let Some(seen) = self.seen.get_mut(&address) {
-                seen.echo = Some((now, found));
+                seen.asked = Some(sent);
+                seen.silent = if found.is_some() { 0 } else { seen.silent.saturating_add(1) };
+                seen.echo = found.map(|found| (sent, found)).or(seen.echo);
             }
         }
     }
@@ -407,13 +411,20 @@ mod tests {
         let doubts = |watched: &Watched, second| watched.seen[&one].is_in_doubt(target, at(second));
         assert!(watched.is_over(target, at(5)) && latency(&watched, 5) == ms(50) && doubts(&watched, 5));
         watched.note([(one, None)].into_iter(), at(5));
-        assert!(latency(&watched, 5) == ms(50) && !doubts(&watched, 34) && doubts(&watched, 35), "no echo");
+        assert!(
+            latency(&watched, 5) == ms(50) && !doubts(&watched, 6) && doubts(&watched, 7),
+            "one may be lost"
+        );
+        watched.note([(one, None)].into_iter(), at(7));
+        assert!(!doubts(&watched, 34) && doubts(&watched, 37), "it answers none");
         watched.note([(one, Some(ms(15)))].into_iter(), at(35));
         assert!(!watched.is_over(target, at(36)) && latency(&watched, 36) == ms(15));
         // The client goes away, and the next echo tells.
         assert!(!doubts(&watched, 36) && doubts(&watched, 37));
         watched.note([(one, Some(ms(30)))].into_iter(), at(38));
         assert!(watched.is_over(target, at(38)) && latency(&watched, 38) == ms(30));
+        watched.note([(one, None)].into_iter(), at(40));
+        assert_eq!(latency(&watched, 41), ms(30), "one may be lost");
         // Without a further one only its connections are known.
         assert_eq!((latency(&watched, 43), latency(&watched, 44)), (ms(30), ms(50)));
         // A client that is near by its connections is sent none.
