@@ -41,7 +41,7 @@ const LONGEST_ASKS: Duration = Duration::from_secs(600);
 /// The same before what is too old for a move is measured again.
 const RENEWS: Duration = Duration::from_secs(15);
 
-/// What is older is measured again before a move rests on it; or twice the time that measuring takes, if that is longer.
+/// What is older is measured again before a move rests on it; or twice the time that measuring took, if that is longer.
 const FRESH: Duration = Duration::from_secs(10);
 
 /// What is measured with.
@@ -71,8 +71,10 @@ pub(super) struct Known {
     pub(super) usage: Usage,
     /// Whether the service can leave at all, as an answer to its user.
     pub(super) found: api::PlaceResponse,
+    /// When the last round of echoes began, and how long it took.
     echoed: Option<Instant>,
-    /// When the next round is due, after that, and to whom that went.
+    listened: Duration,
+    /// When the next one is due, after its end, and to whom it went.
     every: Duration,
     hosts: BTreeSet<IpAddr>,
     /// Since when clients are content.
@@ -98,6 +100,7 @@ impl Known {
             usage: Usage { cores: Cores::LEAST, memory: 0, request: None },
             found,
             echoed: None,
+            listened: Duration::ZERO,
             every: ECHOES_SOON / 2,
             hosts: BTreeSet::new(),
             rests: None,
@@ -147,10 +150,11 @@ impl Known {
     /// Whether a move to this node would rest on what was measured just now. If not, the next survey measures it again, with
     /// those nodes that come next.
     pub(super) fn is_fresh(&mut self, id: NodeId, next: &[NodeId]) -> bool {
-        let limit = FRESH.max(self.took.saturating_mul(2));
+        // A node that answers late, or not at all, keeps no service from moving.
+        let limit = |took: Duration| FRESH.max(took.saturating_mul(2));
         let asked = self.places.iter().find(|place| place.id == id).and_then(|place| place.asked);
-        let is_fresh = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() <= limit);
-        let all = is_fresh(self.echoed) && is_fresh(asked);
+        let is_fresh = |at: Option<Instant>, took| at.is_some_and(|at| at.elapsed() <= limit(took));
+        let all = is_fresh(self.echoed, self.listened + self.took) && is_fresh(asked, self.took);
         // A decision that goes to and fro costs no more than that.
         let is_due = self.renewed.is_none_or(|at| at.elapsed() >= self.renews);
         if !all && is_due {
@@ -188,10 +192,10 @@ impl Known {
             (true, true) => (self.every / 3).max(ECHOES_SOON),
             (true, false) => self.every.max(ECHOES_SOON),
         };
-        if self.age().is_none_or(|age| age >= every) {
+        if self.age().is_none_or(|age| age >= self.listened + every) {
             self.from_here = surveyor.listen_for_echoes(&mut self.places, clients).await?;
             // Some may have come long before the last one.
-            self.echoed = Some(begun);
+            (self.echoed, self.listened) = (Some(begun), begun.elapsed());
             self.every = self.every.saturating_mul(2).min(ECHOES);
             self.hosts = clients.iter().map(|client| client.address).collect();
             return Ok(Heard::Echoes);
@@ -377,7 +381,7 @@ mod tests {
         assert!(!known.is_fresh(b, &[]) && known.stale == [b]);
         known.stale.clear();
         // Where measuring takes long, what was measured counts for longer.
-        known.took = FRESH;
+        known.listened = FRESH;
         assert!(known.is_fresh(b, &[]) && known.stale.is_empty());
     }
 }
