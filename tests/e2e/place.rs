@@ -24,13 +24,18 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn of(bed: &Bed) -> Self {
+        Self::that_thinks(bed, Duration::from_millis(10))
+    }
+
+    /// Each answer is acknowledged with the next question.
+    fn that_thinks(bed: &Bed, thought: Duration) -> Self {
         let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, PORT));
         let ends = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&ends);
         let asking = std::thread::spawn(move || {
             let mut asked = 0;
             while !is_over.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep(thought);
                 stream.write_all(b"PING\r\n").unwrap();
                 let mut answer = [0; 7];
                 stream.read_exact(&mut answer).unwrap();
@@ -122,6 +127,27 @@ fn a_service_moves_to_where_its_client_is_near_and_stays_there() {
     assert_eq!((stays["node"].as_str(), reasons(&stays)), (Some("b"), vec!["no_better"]), "{stays}");
     assert!(client.leaves() > 10);
     assert_eq!(reasons(&placed(&bed, "b", &[])), ["no_clients"]);
+}
+
+/// The kernel sees the time until a client acknowledges, which is no part of the time that the client waits.
+#[test]
+fn a_client_that_thinks_is_no_farther_away() {
+    let bed = Bed::up("place-thinks");
+    start(&bed);
+    let client = Client::that_thinks(&bed, Duration::from_millis(35));
+    wait_for("a round trip with the client's thought in it", || {
+        let list = bed.json::<Value>("a", &["inspect", NAME])["connections"]["list"].clone();
+        let of_client = |found: &&Value| found["state"] == "established";
+        let found = list.as_array().unwrap().iter().find(of_client)?;
+        (found["rtt_us"].as_u64() >= Some(25_000)).then_some(())
+    });
+    let answer = wait_for("a latency without it", || {
+        let answer = placed(&bed, "a", &["--latency", "20ms"]);
+        let is_measured = answer["active"] == 1 && answer["unmeasured"] == 0;
+        (is_measured && answer["over"] == 0).then_some(answer)
+    });
+    assert!(answer["clients"][0]["here"]["expected_us"].as_u64() < Some(20_000), "{answer}");
+    assert!(client.leaves() > 10);
 }
 
 #[test]
