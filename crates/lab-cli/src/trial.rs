@@ -82,16 +82,7 @@ impl Seen {
         if let Some(failure) = migration::failure(report) {
             return Err(failure);
         }
-        if client.is_clean() {
-            return Ok(());
-        }
-        let broken = client.broken.as_ref().map(|reason| format!(", and its connection broke: {reason}"));
-        Err(format!(
-            "the client lost {} answers and got {} wrong ones{}",
-            client.lost_ops,
-            client.wrong,
-            broken.unwrap_or_default()
-        ))
+        client.loss().map_or(Ok(()), |loss| Err(format!("the client {loss}")))
     }
 
     /// The report with what a benchmark adds to it.
@@ -202,26 +193,11 @@ pub(crate) async fn with_godwit(
     global: &Global,
     say: impl Fn(&str) -> std::io::Result<()>,
 ) -> anyhow::Result<Vec<Seen>> {
-    let there = Global {
-        json: global.json,
-        socket: Some(lab.socket(SOURCE)?),
-        node: None,
-        lab: lab.name().to_owned(),
-    };
-    let mut connection = Connection::open(&there).await?;
+    let connection = connect(lab, SOURCE).await?;
     say(&format!("running the distribution's Redis on {SOURCE} as {ADDRESS}"))?;
     let directory = lab.state(SOURCE)?.with_file_name("trial-redis");
     let preset = blocking(move || Ok(Workload::Redis.build(directory)?)).await?;
-    let request = RunRequest {
-        name: SERVICE.to_owned(),
-        address: ADDRESS.to_string(),
-        source: Some(Source::Rootfs(preset.rootfs.to_string_lossy().into_owned())),
-        command: preset.command.clone(),
-        env: preset.env.clone(),
-        user: preset.user.clone().unwrap_or_default(),
-        ..RunRequest::default()
-    };
-    connection.node.run(request).await.map_err(|status| connection.explain(&status))?;
+    start(&connection, &preset, SERVICE, ADDRESS).await?;
     let mut clients = Clients::start(lab, &preset, (job.memory, job.rate), &say).await?;
     let mut iperf = None;
     if job.busy {
@@ -275,6 +251,33 @@ pub(crate) async fn with_godwit(
         last.client = total;
     }
     Ok(all)
+}
+
+/// The daemon of a lab's node.
+pub(crate) async fn connect(lab: &Lab, node: &str) -> anyhow::Result<Connection> {
+    let there =
+        Global { json: false, socket: Some(lab.socket(node)?), node: None, lab: lab.name().to_owned() };
+    Ok(Connection::open(&there).await?)
+}
+
+/// Runs a service of the distribution's on a node.
+pub(crate) async fn start(
+    node: &Connection,
+    preset: &Preset,
+    name: &str,
+    address: Ipv4Addr,
+) -> anyhow::Result<()> {
+    let request = RunRequest {
+        name: name.to_owned(),
+        address: address.to_string(),
+        source: Some(Source::Rootfs(preset.rootfs.to_string_lossy().into_owned())),
+        command: preset.command.clone(),
+        env: preset.env.clone(),
+        user: preset.user.clone().unwrap_or_default(),
+        ..RunRequest::default()
+    };
+    node.node.clone().run(request).await.map_err(|status| node.explain(&status))?;
+    Ok(())
 }
 
 /// Bytes that a host has put on its link so far.

@@ -16,8 +16,8 @@ pub struct Thresholds {
 }
 
 impl Default for Thresholds {
-    /// What is lost while it is not armed is lost in any case, and mostly more than a move costs. So the time is short: that a
-    /// service does not go to and fro is the matter of its debt.
+    /// What is lost while it is not armed is lost in any case, and mostly more than a move costs. So the time is short; how
+    /// often a service goes to and fro is the matter of its debt.
     fn default() -> Self {
         Self { arm: Share::clamped(0.05), time: Duration::from_secs(1), disarm: Share::clamped(0.02) }
     }

@@ -234,6 +234,7 @@ impl Known {
             // It was cut off, and is tried again once the service is free.
             Err(_) if cancel.is_cancelled() => {
                 self.note_asked(&worth, None);
+                self.stale = stale;
                 return Ok(Heard::Nodes);
             }
             Err(status) => {

@@ -25,9 +25,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use godwit_api::v1::{
-    EventsRequest, Policy, PolicyRequest, RunRequest, policy_request::Change, run_request::Source,
-};
+use godwit_api::v1::{EventsRequest, Policy, PolicyRequest, policy_request::Change};
 use godwit_cli::{
     client::Connection,
     global::Global,
@@ -38,7 +36,7 @@ use godwit_cli::{
 use godwit_lab::{
     Lab, LabConfig,
     config::CLIENT,
-    workload::{Preset, RedisClient, RedisLoad, Workload},
+    workload::{RedisClient, RedisLoad, Workload},
 };
 
 use self::{
@@ -46,7 +44,7 @@ use self::{
     seen::{Move, Seen},
     threshold::Threshold,
 };
-use crate::trial::blocking;
+use crate::trial::{blocking, connect, start};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -203,26 +201,6 @@ async fn travel(
         all.push(Seen::new(rule, report, moves(lab, rule, (began, takes)).await?, (begun, takes, latency)));
     }
     Ok(all)
-}
-
-async fn connect(lab: &Lab, node: &str) -> anyhow::Result<Connection> {
-    let there =
-        Global { json: false, socket: Some(lab.socket(node)?), node: None, lab: lab.name().to_owned() };
-    Ok(Connection::open(&there).await?)
-}
-
-async fn start(first: &Connection, preset: &Preset, name: &str, address: Ipv4Addr) -> anyhow::Result<()> {
-    let request = RunRequest {
-        name: name.to_owned(),
-        address: address.to_string(),
-        source: Some(Source::Rootfs(preset.rootfs.to_string_lossy().into_owned())),
-        command: preset.command.clone(),
-        env: preset.env.clone(),
-        user: preset.user.clone().unwrap_or_default(),
-        ..RunRequest::default()
-    };
-    first.node.clone().run(request).await.map_err(|status| first.explain(&status))?;
-    Ok(())
 }
 
 fn filled(lab: &Lab, redis: SocketAddrV4, memory: u64) -> anyhow::Result<RedisClient> {

@@ -69,16 +69,7 @@ impl Seen {
 
     /// Nothing was lost; else what was.
     pub(super) fn verdict(&self) -> Result<(), String> {
-        let LoadReport { lost_ops, wrong, broken, .. } = &self.report;
-        if self.report.is_clean() {
-            return Ok(());
-        }
-        let broken = broken.as_ref().map(|reason| format!(", and its connection broke: {reason}"));
-        Err(format!(
-            "the client of {} lost {lost_ops} answers and got {wrong} wrong ones{}",
-            self.rule,
-            broken.unwrap_or_default()
-        ))
+        self.report.loss().map_or(Ok(()), |loss| Err(format!("the client of {} {loss}", self.rule)))
     }
 }
 

@@ -138,6 +138,15 @@ impl fmt::Debug for LoadReport {
 }
 
 impl LoadReport {
+    /// What went wrong, in a sentence whose subject the caller names: "lost 2 answers and got 0 wrong ones".
+    pub fn loss(&self) -> Option<String> {
+        let Self { lost_ops, wrong, broken, .. } = self;
+        let broken = broken.as_ref().map(|reason| format!(", and its connection broke: {reason}"));
+        let lost =
+            || format!("lost {lost_ops} answers and got {wrong} wrong ones{}", broken.unwrap_or_default());
+        (!self.is_clean()).then(lost)
+    }
+
     /// Whether every request was answered rightly on the one connection.
     pub fn is_clean(&self) -> bool {
         self.lost_ops == 0 && self.wrong == 0 && self.broken.is_none() && self.answered > 0
