@@ -7,7 +7,7 @@ use std::io::Read;
 
 use ::tar::{Archive, EntryType};
 use arbitrary::Arbitrary;
-use godwit_engine::foreign::archive::nameless;
+use godwit_engine::foreign::archive::{KnownBy, nameless};
 use godwit_engine::image::Digest;
 use godwit_fuzz::{json, tar};
 use libfuzzer_sys::fuzz_target;
@@ -22,6 +22,8 @@ struct Input<'a> {
     lists: json::Input<'a>,
     /// Whether the list of the OCI names the manifest as it has become.
     named: bool,
+    /// Whether containerd has the image, which knows it by its manifest.
+    by_manifest: bool,
     /// Files with names that an image has.
     files: Vec<(u8, &'a [u8])>,
     /// Whether the lists come twice.
@@ -102,7 +104,11 @@ fuzz_target!(|input: Input<'_>| {
     }
     stream.truncate(input.cut.map_or(stream.len(), usize::from));
     let mut passed = Vec::new();
-    if nameless(stream.as_slice(), &mut passed, &id()).is_err() {
+    let (id, known_by) = match input.by_manifest {
+        true => (manifest.hex().to_owned(), KnownBy::Manifest),
+        false => (id(), KnownBy::Configuration),
+    };
+    if nameless(stream.as_slice(), &mut passed, &id, known_by).is_err() {
         return;
     }
     let (mut lists, mut blobs, mut listed) = ([0; 2], HashMap::new(), None);
@@ -143,15 +149,19 @@ fuzz_target!(|input: Input<'_>| {
         if list == 1 {
             listed = image["digest"].as_str().map(|digest| digest.replace("sha256:", "blobs/sha256/"));
         } else {
-            assert!(image["Config"].as_str().is_some_and(|config| config.contains(&id())), "{told}");
+            assert!(image["Config"].as_str().is_some_and(|config| config.contains(&id)), "{told}");
         }
     }
     assert!(lists.iter().all(|count| *count <= 1), "{lists:?}");
-    // Whoever trusts the ID gets its layers.
-    if let Some(listed) = listed {
+    // Whoever trusts the ID gets what it is the digest of, or its layers.
+    if input.by_manifest {
+        let listed = listed.expect("the list that is read");
+        assert!(listed.ends_with(&id) && lists[0] == 0, "{listed}");
+        assert_eq!(Digest::of(&blobs[&listed]).hex(), id);
+    } else if let Some(listed) = listed {
         let manifest: Value = serde_json::from_slice(&blobs[&listed]).expect("a manifest");
         let layers: Vec<_> = manifest["layers"].as_array().expect("layers").iter().collect();
-        assert_eq!(manifest["config"]["digest"], format!("sha256:{}", id()), "{manifest}");
+        assert_eq!(manifest["config"]["digest"], format!("sha256:{id}"), "{manifest}");
         assert!(layers.len() == 1 && layers[0]["digest"] == format!("sha256:{}", layer()), "{manifest}");
     }
 });

@@ -145,7 +145,7 @@ const SMALL: u64 = 768 << 20;
 fn fills_up(engine: &str) {
     let mut small = None;
     let nodes = Nodes::up_on(engine, "full", Workload::Redis, &[], |engine| {
-        small = Some(Small::at(&engine.storage("b"), SMALL));
+        small = Some(Small::at(&engine.disk("b"), SMALL));
     });
     let small = small.unwrap();
     start(&nodes);

@@ -17,11 +17,12 @@ fn layers_that_the_other_docker_has_do_not_cross() {
         nodes.bed.done("a", &["adopt", &format!("docker:{name}")]);
     };
     run("base", IMAGE);
-    let bytes: u64 =
-        nodes.own("a", &["image", "inspect", "--format", "{{.Size}}", IMAGE]).trim().parse().unwrap();
     // Node b has nothing.
-    let whole = nodes.bed.migrate("base", "a", "b");
-    assert!(whole.file_bytes >= bytes, "{} of {bytes}", whole.file_bytes);
+    let bytes = nodes.bed.migrate("base", "a", "b").file_bytes;
+    // As Docker counts it, or what containerd has of it, which is compressed.
+    let size: u64 =
+        nodes.own("a", &["image", "inspect", "--format", "{{.Size}}", IMAGE]).trim().parse().unwrap();
+    assert!(bytes >= size / 5, "{bytes} of {size}");
 
     // Two further layers of a few bytes, one of them as often again: Docker's archive has a link for it.
     let dockerfile = "FROM localhost/cache:1\nCOPY more /more\nCOPY more /more\nCOPY other /other\n";

@@ -168,6 +168,15 @@ impl Engine {
         }
     }
 
+    /// A directory with all that the engine of a node keeps.
+    pub(crate) fn disk(&self, node: &str) -> PathBuf {
+        match self {
+            Self::Podman(podmans) => podmans.storage(node),
+            // containerd may have its own beside Docker's.
+            Self::Docker(dockers) => dockers.storage(node).parent().unwrap().to_owned(),
+        }
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Podman(_) => "podman",

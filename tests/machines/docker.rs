@@ -11,18 +11,26 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 41);
 /// Echoes what it is sent, and counts into a volume.
 const PROGRAM: &str = "nc -ll -p 7 -e cat & i=0; while :; do i=$((i+1)); echo $i >/data/n; sleep 0.2; done";
 /// As docs/docker.md tells it, of installed packages.
-const SETTINGS: &str = r#"{ "runtimes": { "godwit": { "path": "/usr/lib/godwit/bin/godwit-runtime" } } }"#;
+const RUNTIMES: &str = r#""runtimes": { "godwit": { "path": "/usr/lib/godwit/bin/godwit-runtime" } }"#;
+/// As a Docker that is installed anew has it from release 29 on.
+const CONTAINERD: &str = r#", "features": { "containerd-snapshotter": true }"#;
 
 #[test]
 #[ignore = "it makes virtual machines: `make test-machines` runs it"]
 fn a_container_of_debian_12s_docker_moves_to_and_fro() {
-    moves("m-docker12", "debian12");
+    moves("m-docker12", "debian12", "");
 }
 
 #[test]
 #[ignore = "it makes virtual machines: `make test-machines` runs it"]
 fn a_container_of_debian_13s_docker_moves_to_and_fro() {
-    moves("m-docker13", "debian13");
+    moves("m-docker13", "debian13", "");
+}
+
+#[test]
+#[ignore = "it makes virtual machines: `make test-machines` runs it"]
+fn a_container_of_a_docker_with_containerds_image_store_moves_to_and_fro() {
+    moves("m-containerd", "debian13", CONTAINERD);
 }
 
 /// Sends and gets back.
@@ -33,7 +41,7 @@ fn echoed(stream: &mut TcpStream, text: &str) {
     assert_eq!(answer, text.as_bytes());
 }
 
-fn moves(lab: &str, machine: &str) {
+fn moves(lab: &str, machine: &str, more: &str) {
     let bed = Bed::up_with(lab, |config| {
         // With one processor, as in `power.rs`.
         let machine = format!("{machine}:processors=1");
@@ -46,11 +54,13 @@ fn moves(lab: &str, machine: &str) {
     let lab = bed.lab();
     for node in ["a", "b"] {
         let start = format!(
-            "mkdir -p /etc/docker; echo '{SETTINGS}' >/etc/docker/daemon.json; systemctl enable --quiet --now docker"
+            "mkdir -p /etc/docker; echo '{{ {RUNTIMES}{more} }}' >/etc/docker/daemon.json; systemctl enable --quiet --now docker"
         );
         run(lab, node, &start);
     }
     assert_eq!(run(lab, "a", "docker info --format '{{.CgroupDriver}} {{.CgroupVersion}}'"), "systemd 2\n");
+    let driver = run(lab, "a", "docker info --format '{{.DriverStatus}}'");
+    assert_eq!(driver.contains("io.containerd.snapshotter.v1"), !more.is_empty(), "{driver}");
     let image = "mkdir -p r/bin r/data && cp /bin/busybox r/bin/ && for name in sh nc cat sleep; do ln -sf busybox r/bin/$name; done \
                  && tar -C r -c . | docker import - echo:1";
     run(lab, "a", image);

@@ -1,4 +1,7 @@
 //! A Docker for each node of a lab: a dockerd in the node's network namespace, with storage and sockets of its own.
+//!
+//! One of release 29 or later has images in containerd's store. On node a it starts a containerd by itself, and on node b it is
+//! given one, as a distribution does, whose directories are not Docker's.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -17,7 +20,10 @@ const NODES: [&str; 2] = ["a", "b"];
 #[derive(Debug)]
 pub struct Dockers {
     directory: tempfile::TempDir,
+    release: u32,
     daemons: Vec<Child>,
+    /// That of node b, where it has one.
+    containerd: Option<Child>,
 }
 
 impl Default for Dockers {
@@ -29,7 +35,16 @@ impl Default for Dockers {
 impl Dockers {
     /// Those of a lab that is to be made.
     pub fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), daemons: Vec::new() }
+        let told = Command::new("dockerd").arg("--version").output().unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        let release = told.strip_prefix("Docker version ").and_then(|version| version.split('.').next());
+        let release = release.and_then(|release| release.parse().ok());
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            release: release.unwrap_or_else(|| panic!("{told}")),
+            daemons: Vec::new(),
+            containerd: None,
+        }
     }
 
     fn of_node(&self, node: &str) -> PathBuf {
@@ -73,10 +88,11 @@ impl Dockers {
                 .arg(option("pidfile", own.join("pid")))
                 .arg(format!("--host=unix://{}", self.socket(node).display()))
                 .arg(format!("--cgroup-parent=/godwit-lab/{}/{node}/docker", bed.lab().name()))
-                .arg("--bip=10.77.0.1/24")
-                .stdin(Stdio::null())
-                .stdout(log.try_clone().unwrap())
-                .stderr(log);
+                .arg("--bip=10.77.0.1/24");
+            if node == "b" && self.release >= 29 {
+                command.arg(option("containerd", self.start_containerd(bed, node)));
+            }
+            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
             self.daemons.push(command.spawn().unwrap());
         }
         for node in NODES {
@@ -84,6 +100,25 @@ impl Dockers {
                 self.call(node, &["info"]).status.success().then_some(())
             });
         }
+    }
+
+    /// The release that these are.
+    pub fn release(&self) -> u32 {
+        self.release
+    }
+
+    /// Starts a containerd beside the Docker of a node; its socket.
+    fn start_containerd(&mut self, bed: &Bed, node: &str) -> PathBuf {
+        let own = self.of_node(node).join("containerd");
+        std::fs::create_dir(&own).unwrap();
+        let socket = own.join("sock");
+        let log = std::fs::File::create(own.join("log")).unwrap();
+        let mut command = bed.lab().command(node, "containerd").unwrap();
+        command.arg("--root").arg(own.join("root")).arg("--state").arg(own.join("state"));
+        command.arg("--address").arg(&socket).stdin(Stdio::null());
+        self.containerd = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
+        wait_for("containerd", || socket.exists().then_some(()));
+        socket
     }
 
     /// Has the dockerd of a node forget godwit's runtime. It would keep those that it has if its settings named none.
@@ -183,7 +218,7 @@ impl Dockers {
     }
 
     fn end(&mut self) {
-        for mut daemon in std::mem::take(&mut self.daemons) {
+        for mut daemon in std::mem::take(&mut self.daemons).into_iter().chain(self.containerd.take()) {
             let pid = Pid::from_child(&daemon);
             // One that a failed test has stopped hears nothing else.
             let _ = rustix::process::kill_process(pid, Signal::CONT);

@@ -1,5 +1,7 @@
 //! [`Docker`]: containers that Docker keeps.
 //!
+//! Images and root filesystems are in its own storage driver or in [`containerd`].
+//!
 //! [`adoption`] finds a container, and what Docker makes it from ([`definition`]). [`arrival`] has Docker create and start it,
 //! and [`image`] moves its image. [`making`] has Docker make a container. Docker is asked by its API ([`api`]), over the socket of dockerd.
 //!
@@ -9,6 +11,7 @@
 mod adoption;
 mod api;
 mod arrival;
+mod containerd;
 mod definition;
 mod image;
 mod limits;
@@ -17,7 +20,6 @@ mod making;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +44,10 @@ use crate::foreign::{
 };
 use crate::processes::{Processes, process};
 use crate::runc::path_variable;
+use crate::view::are_joined;
 use api::{Api, ApiError, encoded, filtered};
-use definition::Definition;
+use containerd::Containerd;
+use definition::{Definition, ImageStore};
 
 /// The name under which dockerd knows godwit-runtime.
 pub const RUNTIME: &str = "godwit";
@@ -84,6 +88,11 @@ pub struct Docker {
 struct Info {
     docker_root_dir: PathBuf,
     driver: String,
+    /// Pairs of what is told of it.
+    #[serde(default)]
+    driver_status: Option<Vec<(String, String)>>,
+    #[serde(default)]
+    containerd: Option<Containerd>,
     #[serde(default)]
     server_version: String,
     #[serde(default)]
@@ -151,6 +160,43 @@ impl Docker {
             Some((found, advice)) => Fitness::unfit(format!("{found}: no container can come here"), advice),
             None => Fitness::Fit(info.server_version),
         }
+    }
+
+    /// Where root filesystems are.
+    async fn roots(&self, name: &ServiceName, info: &Info) -> Result<PathBuf, EngineError> {
+        match info.image_store() {
+            ImageStore::Docker => Ok(info.docker_root_dir.join("overlay2")),
+            ImageStore::Containerd => info
+                .containerd
+                .clone()
+                .unwrap_or_default()
+                .root()
+                .await
+                .map_err(self.failed(name, "find root filesystems for")),
+        }
+    }
+
+    /// What of a container is where nothing can be renamed to from Docker's storage, as a sentence.
+    async fn apart(
+        &self,
+        name: &ServiceName,
+        info: &Info,
+        has_volumes: bool,
+    ) -> Result<Option<String>, EngineError> {
+        let storage = &info.docker_root_dir;
+        let mut places = vec![self.roots(name, info).await?];
+        if has_volumes {
+            places.push(storage.join("volumes"));
+        }
+        for place in places {
+            let action =
+                || format!("compare the filesystems of {} and {}", storage.display(), place.display());
+            if !are_joined(storage, &place).map_err(|source| io_error(name, action(), source))? {
+                let (storage, place) = (storage.display(), place.display());
+                return Ok(Some(format!("Docker has {place} on another filesystem than {storage}")));
+            }
+        }
+        Ok(None)
     }
 
     /// Where dockerd has the volumes of its own driver.
@@ -344,21 +390,17 @@ impl Keeps for Docker {
                 ));
             }
         }
-        let device =
-            |place: &str| std::fs::metadata(info.docker_root_dir.join(place)).map(|found| found.dev()).ok();
-        let mut places = vec!["overlay2"];
-        if !definition.volumes.is_empty() || !definition.files.is_empty() {
-            places.push("volumes");
-        }
-        if let Some(place) = places.into_iter().find(|place| device(place) != device("")) {
-            let root = info.docker_root_dir.display();
-            found.push(format!("Docker has {root}/{place} on another filesystem than {root} there"));
-        }
+        found.extend(info.store_objection(definition.store));
+        let has_volumes = !definition.volumes.is_empty() || !definition.files.is_empty();
+        found.extend(self.apart(&config.name, &info, has_volumes).await?);
         Ok(found)
     }
 
     async fn look(&self, name: &ServiceName, id: &str) -> Result<Option<Look>, EngineError> {
-        Ok(self.inspect(name, id).await?.map(|inspected| inspected.look()))
+        match self.inspect(name, id).await? {
+            Some(inspected) => self.look_at(name, &inspected).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     async fn against_volumes(
@@ -519,8 +561,7 @@ impl Keeps for Docker {
             self.api.stream(&filtered("/events?", "container", id), SHORT).await.map_err(&failed)?;
         loop {
             let inspected = self.inspect(&config.name, id).await?;
-            let look = inspected.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.look();
-            if look.running {
+            if inspected.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.is_running() {
                 return Ok(());
             }
             if events.next().await.map_err(&failed)?.is_none() {
@@ -617,6 +658,24 @@ impl Info {
         Some((found, mend))
     }
 
+    /// Where it has its images.
+    fn image_store(&self) -> ImageStore {
+        match self.driver_status.as_deref().is_some_and(containerd::is_snapshotter) {
+            true => ImageStore::Containerd,
+            false => ImageStore::Docker,
+        }
+    }
+
+    /// What speaks against an image of a Docker that has its images there.
+    fn store_objection(&self, of: ImageStore) -> Option<String> {
+        let own = self.image_store();
+        (own != of).then(|| {
+            format!(
+                "Docker has images in {own} there, and in {of} where the container is, and an image has another ID in each"
+            )
+        })
+    }
+
     /// Whether it shows all that is in the file of a log, whoever has written it.
     fn reads_all_of_logs(&self) -> bool {
         let major = self.server_version.split('.').next().and_then(|major| major.parse::<u32>().ok());
@@ -629,8 +688,12 @@ impl Info {
             let options = self.security_options.iter().flatten();
             options.into_iter().any(|option| option.split(',').any(|part| part == name))
         };
-        if self.driver != "overlay2" {
-            return Some(format!("the storage driver of Docker is {}; godwit moves overlay2", self.driver));
+        let driver = match self.image_store() {
+            ImageStore::Docker => "overlay2",
+            ImageStore::Containerd => containerd::SNAPSHOTTER,
+        };
+        if self.driver != driver {
+            return Some(format!("the storage driver of Docker is {}; godwit moves {driver}", self.driver));
         }
         ["name=userns", "name=rootless"]
             .into_iter()
@@ -659,6 +722,29 @@ mod tests {
             );
             let info: Info = serde_json::from_str(&text).unwrap();
             assert_eq!(info.reads_all_of_logs(), all, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_container_stays_where_the_other_docker_knows_its_image_by_another_id() {
+        let info = |driver: &str, status: &str| -> Info {
+            let text =
+                format!("{{\"DockerRootDir\": \"/\", \"Driver\": \"{driver}\", \"DriverStatus\": {status}}}");
+            serde_json::from_str(&text).unwrap()
+        };
+        let own = info("overlay2", r#"[["Backing Filesystem", "extfs"]]"#);
+        let containerds = info("overlayfs", r#"[["driver-type", "io.containerd.snapshotter.v1"]]"#);
+        for docker in [&own, &containerds] {
+            assert_eq!(docker.objection(), None);
+            assert_eq!(docker.store_objection(docker.image_store()), None);
+        }
+        let told = own.store_objection(containerds.image_store()).unwrap();
+        assert!(told.contains("in its own store there, and in containerd's image store where"), "{told}");
+        assert!(containerds.store_objection(own.image_store()).is_some());
+        for (driver, status) in
+            [("overlayfs", "null"), ("stargz", r#"[["driver-type", "io.containerd.snapshotter.v1"]]"#)]
+        {
+            assert!(info(driver, status).objection().unwrap().contains(driver));
         }
     }
 

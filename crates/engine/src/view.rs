@@ -85,9 +85,14 @@ pub(crate) fn are_joined(one: &Path, other: &Path) -> io::Result<bool> {
     Ok(view.shows(&one)? && view.shows(&other)?)
 }
 
-/// Has two directories below another change places.
-pub(crate) fn exchange(above: &Path, one: &Path, other: &Path) -> io::Result<()> {
-    View::of(above)?.rename(one, other, RenameFlags::EXCHANGE)
+/// Has what has come, which is in the storage of an engine, change places with a directory of the engine's. To that links may
+/// lead.
+pub(crate) fn exchange(storage: &Path, come: &Path, engines: &Path) -> io::Result<()> {
+    let parts = engines.parent().zip(engines.file_name());
+    let (parent, name) = parts.ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;
+    let (plain, parent) = (storage.canonicalize()?, parent.canonicalize()?);
+    let come = plain.join(come.strip_prefix(storage).map_err(io::Error::other)?);
+    View::of(&above(&plain, &parent))?.rename(&come, &parent.join(name), RenameFlags::EXCHANGE)
 }
 
 /// Gives a directory a new name, which nothing has.
@@ -161,5 +166,15 @@ mod tests {
         std::os::unix::fs::symlink(&to, scratch.path().join("link")).unwrap();
         rename_directory(&scratch.path().join("link/new"), &from.join("again")).unwrap();
         assert!(from.join("again/file").exists() && !to.join("new").exists());
+
+        // What has come changes places with what an engine has elsewhere, by a link of the engine's and by none in what has come.
+        let (come, link) = (from.join("again"), scratch.path().join("link"));
+        exchange(&from, &come, &link.join("deep")).unwrap();
+        assert!(to.join("deep/file").exists() && come.exists() && !come.join("file").exists());
+        std::os::unix::fs::symlink(&other, from.join("out")).unwrap();
+        assert!(exchange(&from, &from.join("out/deep"), &to.join("deep")).is_err());
+        assert!(exchange(&from, &to.join("deep"), &come).is_err(), "it is not in the storage");
+        let apart = exchange(&from, &come, &other.join("deep")).map_err(|error| error.kind());
+        assert_eq!(apart, Err(ErrorKind::NotFound), "another filesystem covers it");
     }
 }

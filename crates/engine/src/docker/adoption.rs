@@ -9,12 +9,12 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::definition::{Bound, Config, Definition, HostConfig, MountedVolume, OTHERWISE};
-use super::{Docker, RUNTIME, encoded, filtered, shim_of};
+use super::definition::{Bound, Config, Definition, HostConfig, ImageStore, MountedVolume, OTHERWISE};
+use super::{Docker, RUNTIME, containerd, encoded, filtered, shim_of};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
-use crate::foreign::{Beside, Found, Look, Port, bound, landing, on_networks};
+use crate::foreign::{Beside, Found, Keeps as _, Look, Port, bound, landing, on_networks};
 use crate::processes::mounts::MountNamespace;
 
 /// A container as `docker inspect` tells it.
@@ -29,6 +29,8 @@ pub(super) struct Inspected {
     host_config: Map<String, Value>,
     #[serde(default)]
     graph_driver: GraphDriver,
+    #[serde(default)]
+    storage: Storage,
     #[serde(default)]
     mounts: Vec<Mount>,
     network_settings: NetworkSettings,
@@ -56,6 +58,26 @@ struct GraphDriver {
 struct GraphData {
     upper_dir: PathBuf,
     merged_dir: PathBuf,
+}
+
+/// Where its root filesystem is, if containerd has it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Storage {
+    #[serde(rename = "RootFS")]
+    root_fs: Option<StoredRoot>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct StoredRoot {
+    snapshot: Option<Snapshot>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Snapshot {
+    name: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -122,11 +144,31 @@ fn is_set(value: &Value) -> bool {
 }
 
 impl Inspected {
-    pub(super) fn look(&self) -> Look {
-        let data = self.graph_driver.data.clone().unwrap_or_default();
+    pub(super) fn is_running(&self) -> bool {
+        self.state.running && !self.state.restarting
+    }
+
+    /// The storage driver that has its root filesystem.
+    fn driver(&self) -> &str {
+        let snapshot = self.storage.root_fs.as_ref().and_then(|root| root.snapshot.as_ref());
+        // Before release 29 Docker calls both alike.
+        snapshot.map_or(&self.graph_driver.name, |snapshot| &snapshot.name)
+    }
+
+    /// The same where Docker has its storage there.
+    fn look(&self, storage: &Path, mountinfo: &str) -> Look {
+        let data = match self.driver() {
+            containerd::SNAPSHOTTER => {
+                let merged_dir = containerd::root_of(storage, &self.id);
+                // It is mounted while it runs.
+                let upper_dir = landing::upper_of(mountinfo, &merged_dir).unwrap_or_default();
+                GraphData { upper_dir, merged_dir }
+            }
+            _ => self.graph_driver.data.clone().unwrap_or_default(),
+        };
         Look {
             id: self.id.clone(),
-            running: self.state.running && !self.state.restarting,
+            running: self.is_running(),
             restarting: self.state.restarting,
             exit_code: self.state.exit_code,
             pid: self.state.pid,
@@ -201,8 +243,11 @@ impl Inspected {
         if !RUNTIMES.contains(&self.text("Runtime")) {
             found.push(format!("its runtime is {}; godwit moves those of runc", self.text("Runtime")));
         }
-        if self.graph_driver.name != "overlay2" {
-            found.push(format!("its storage driver is {:?}; godwit moves overlay2", self.graph_driver.name));
+        if !["overlay2", containerd::SNAPSHOTTER].contains(&self.driver()) {
+            found.push(format!(
+                "its storage driver is {:?}; godwit moves overlay2 and overlayfs",
+                self.driver()
+            ));
         }
         for mount in &self.mounts {
             match mount.r#type.as_str() {
@@ -256,6 +301,10 @@ impl Inspected {
         Ok(Definition {
             name: self.name.trim_start_matches('/').to_owned(),
             image: (image.to_owned(), self.image.clone()),
+            store: match self.driver() {
+                containerd::SNAPSHOTTER => ImageStore::Containerd,
+                _ => ImageStore::Docker,
+            },
             config: Config::deserialize(Value::Object(self.config.clone()))?,
             host: HostConfig::deserialize(Value::Object(self.host_config.clone()))?,
             volumes: volumes.map(of).collect(),
@@ -263,6 +312,11 @@ impl Inspected {
             files: Vec::new(),
         })
     }
+}
+
+fn mountinfo(name: &ServiceName) -> Result<String, EngineError> {
+    fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))
 }
 
 impl Docker {
@@ -274,6 +328,15 @@ impl Docker {
     ) -> Result<Option<Inspected>, EngineError> {
         let path = format!("/containers/{}/json", encoded(container));
         self.api.find(&path).await.map_err(self.failed(name, "inspect"))
+    }
+
+    /// What there is to know of a container that Docker tells so.
+    pub(super) async fn look_at(
+        &self,
+        name: &ServiceName,
+        inspected: &Inspected,
+    ) -> Result<Look, EngineError> {
+        Ok(inspected.look(&self.storage_of(name).await?, &mountinfo(name)?))
     }
 
     pub(super) async fn find(
@@ -297,14 +360,17 @@ impl Docker {
         let mut objections = inspected.objections(beside);
         let of_node = definition.mounts();
         objections.extend(definition.objections(&of_node));
-        objections.extend(self.info(name).await?.objection());
+        let info = self.info(name).await?;
+        match info.objection() {
+            Some(objection) => objections.push(objection),
+            None => objections.extend(self.apart(name, &info, false).await?),
+        }
         let volumes = definition.volumes_and_targets().into_iter();
         let volumes: Vec<_> =
             volumes.filter(|(_, target)| !beside.stays(target)).map(|(name, _)| name).collect();
         objections.extend(self.volume_objections(name, &volumes, 1).await?);
-        let mounts = fs::read_to_string("/proc/self/mountinfo")
-            .map_err(|source| io_error(name, "read /proc/self/mountinfo".into(), source))?;
-        let look = inspected.look();
+        let mounts = mountinfo(name)?;
+        let look = inspected.look(&info.docker_root_dir, &mounts);
         objections.extend(landing::overlay_objection(&mounts, &look.merged));
         if !look.networks.is_empty() && !leaves_networks {
             objections.push(on_networks(Keeper::Docker, &look.networks));

@@ -36,6 +36,8 @@ pub(super) enum ApiError {
         #[source]
         source: std::io::Error,
     },
+    #[error("cannot ask containerd on {}: {reason}; start containerd on this node", socket.display())]
+    Containerd { socket: PathBuf, reason: String },
     #[error("{message}")]
     Refused { status: u16, message: String },
     #[error("it has not answered for {} s", .0.as_secs())]

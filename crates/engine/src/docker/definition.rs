@@ -130,6 +130,33 @@ struct Ulimit {
     soft: i64,
 }
 
+/// Where a Docker has its images. What it knows an image by differs: its own knows the digest of the configuration, containerd's
+/// that of the manifest, or of the list of manifests where there is one for each platform.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ImageStore {
+    #[default]
+    Docker,
+    Containerd,
+}
+
+impl ImageStore {
+    // serde has it called with a reference.
+    #[allow(clippy::trivially_copy_pass_by_ref)]
+    fn is_dockers(&self) -> bool {
+        *self == Self::Docker
+    }
+}
+
+impl std::fmt::Display for ImageStore {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Docker => "its own store",
+            Self::Containerd => "containerd's image store",
+        })
+    }
+}
+
 /// A volume in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct MountedVolume {
@@ -159,6 +186,9 @@ pub(super) struct Definition {
     pub(super) name: String,
     /// By which name it was started, and the ID, `sha256:…`.
     pub(super) image: (String, String),
+    /// Where that Docker has its images.
+    #[serde(default, skip_serializing_if = "ImageStore::is_dockers")]
+    pub(super) store: ImageStore,
     pub(super) config: Config,
     pub(super) host: HostConfig,
     pub(super) volumes: Vec<MountedVolume>,

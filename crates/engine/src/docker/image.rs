@@ -1,9 +1,12 @@
 //! An image goes from one Docker to another, without the layers that are there.
 //!
-//! Docker keeps a layer for those beneath it: its *chain ID* is the digest of its own content and theirs. So the other node
-//! tells the chain IDs of its layers, and of the image the lowest layers are left out, as many as are there: dockerd asks for
-//! the file of a layer only where it does not have the chain. In an archive the layers have no names of their own: which file is
-//! which stands in a list at its end. So where layers are to be left out, dockerd writes the archive twice.
+//! In its own store Docker keeps a layer for those beneath it: its *chain ID* is the digest of its own content and theirs. So the
+//! other node tells the chain IDs of its layers, and of the image the lowest layers are left out, as many as are there: dockerd
+//! asks for the file of a layer only where it does not have the chain. In an archive the layers have no names of their own: which
+//! file is which stands in a list at its end. So where layers are to be left out, dockerd writes the archive twice.
+//!
+//! containerd keeps the files of an image by their digests, as they came from a registry, and so has the archive them. The other
+//! node tells which it has.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write as _};
@@ -15,10 +18,11 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::api::ApiError;
+use super::definition::ImageStore;
 use super::{Docker, encoded};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::archive::{
-    Incoming, LayerFiles, PIECES, PREPARED, Pieces, SILENT, without, without_names,
+    BLOBS, Incoming, KnownBy, LayerFiles, PIECES, PREPARED, Pieces, SILENT, without, without_names,
 };
 use crate::foreign::making::PULL;
 use crate::image::Digest;
@@ -82,7 +86,8 @@ impl Docker {
         Ok(size.saturating_add(size / 4))
     }
 
-    /// The chain IDs of the layers that are here, of whatever image, where this one is not.
+    /// The chain IDs of the layers that are here, of whatever image, where this one is not; the digests of files where containerd
+    /// has them.
     pub(super) async fn layers_here(
         &self,
         config: &ContainerConfig,
@@ -91,8 +96,12 @@ impl Docker {
         if self.image(&config.name, &definition.image.1).await?.is_some() {
             return Ok(None);
         }
-        let listed: Vec<Listed> =
-            self.api.get("/images/json").await.map_err(self.failed(&config.name, "list images for"))?;
+        let failed = self.failed(&config.name, "list images for");
+        let info = self.info(&config.name).await?;
+        if info.image_store() == ImageStore::Containerd {
+            return info.containerd.unwrap_or_default().files(MOST_LAYERS).await.map(Some).map_err(failed);
+        }
+        let listed: Vec<Listed> = self.api.get("/images/json").await.map_err(failed)?;
         let mut here = BTreeSet::new();
         for Listed { id } in listed {
             // One that is removed meanwhile has none.
@@ -115,7 +124,7 @@ impl Docker {
         Ok(if is_its { name } else { id })
     }
 
-    /// Sends the image in pieces, without the layers of these chain IDs.
+    /// Sends the image in pieces, without [what is there](Self::layers_here).
     pub(super) async fn save_image(
         &self,
         config: &ContainerConfig,
@@ -127,6 +136,15 @@ impl Docker {
         let image = self.image(&config.name, id).await?;
         let layers = image.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.rootfs.layers;
         let there: HashSet<_> = there.into_iter().collect();
+        if definition.store == ImageStore::Containerd {
+            let own = id.clone();
+            let is_left_out = move |path: &Path| {
+                let hex = path.strip_prefix(BLOBS).ok().and_then(Path::to_str);
+                let digest = hex.map(|hex| format!("sha256:{hex}"));
+                digest.is_some_and(|digest| digest != own && there.contains(&digest))
+            };
+            return self.send_without(id, is_left_out, to).await.map_err(&failed);
+        }
         let known = chains(&layers).iter().take_while(|chain| there.contains(*chain)).count();
         if known == 0 {
             return match self.archive(id, to).await.map_err(&failed)? {
@@ -136,13 +154,23 @@ impl Docker {
         }
         let files = self.read_archive(id, |archive| LayerFiles::of(archive)).await.map_err(&failed)?;
         let left_out = files.lowest(known);
+        let is_left_out = move |path: &Path| path.to_str().is_some_and(|path| left_out.contains(path));
+        self.send_without(id, is_left_out, to).await.map_err(&failed)
+    }
+
+    /// Sends the archive of an image in pieces, without some of its files.
+    async fn send_without(
+        &self,
+        id: &str,
+        is_left_out: impl Fn(&Path) -> bool + Send + 'static,
+        to: mpsc::Sender<Bytes>,
+    ) -> Result<(), ApiError> {
         let copy = move |archive: &mut Incoming| {
             let mut pieces = Pieces::new(to);
-            let is_left_out = |path: &Path| path.to_str().is_some_and(|path| left_out.contains(path));
             without(archive, is_left_out, &mut pieces)?;
             pieces.flush()
         };
-        self.read_archive(id, copy).await.map_err(&failed)
+        self.read_archive(id, copy).await
     }
 
     /// Sends the archive of an image in pieces; whether all were taken.
@@ -185,16 +213,20 @@ impl Docker {
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "load the image of");
-        let (pieces, passing) = without_names(from, definition.image.1.clone());
+        let known_by = match self.info(&config.name).await?.image_store() {
+            ImageStore::Docker => KnownBy::Configuration,
+            ImageStore::Containerd => KnownBy::Manifest,
+        };
+        let (pieces, passing) = without_names(from, definition.image.1.clone(), known_by);
         let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;
         if let Some(error) = passing.objection().await {
             return Err(failed(ApiError::Broken(error.to_string())));
         }
         let said = said.map_err(&failed)?;
+        if let Some(error) = told_error(&said) {
+            return Err(failed(error));
+        }
         if self.image(&config.name, &definition.image.1).await?.is_none() {
-            if let Some(error) = told_error(&said) {
-                return Err(failed(error));
-            }
             let (id, said) = (&definition.image.1, String::from_utf8_lossy(&said));
             let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());
             return Err(failed(ApiError::Broken(reason)));
@@ -203,15 +235,24 @@ impl Docker {
     }
 }
 
+/// What dockerd says of an image of which containerd has the files, and has not made the root filesystem.
+const NOT_UNPACKED: &str = "Error unpacking image";
+
 /// The error that dockerd tells at the end of its answer, which it has begun as one that is good: a line of JSON.
 fn told_error(answer: &[u8]) -> Option<ApiError> {
     #[derive(Deserialize)]
     struct Line {
-        error: String,
+        #[serde(default)]
+        error: Option<String>,
+        #[serde(default)]
+        stream: Option<String>,
     }
     let mut lines = serde_json::Deserializer::from_slice(answer).into_iter::<serde_json::Value>();
-    let told = lines.find_map(|line| Line::deserialize(line.ok()?).ok())?;
-    Some(ApiError::Refused { status: 500, message: told.error })
+    let told = lines.find_map(|line| {
+        let Line { error, stream } = Line::deserialize(line.ok()?).ok()?;
+        error.or_else(|| stream.filter(|said| said.starts_with(NOT_UNPACKED)))
+    })?;
+    Some(ApiError::Refused { status: 500, message: told.trim().to_owned() })
 }
 
 #[cfg(test)]
@@ -236,6 +277,8 @@ mod tests {
         let answer =
             "{\"stream\":\"x\"}\r\n{\"errorDetail\":{\"message\":\"no room\"},\"error\":\"no room\"}\r\n";
         assert_eq!(told(answer).as_deref(), Some("no room"));
+        let answer = "{\"stream\":\"Error unpacking image sha256:1: no content\\n\"}\r\n{\"stream\":\"x\"}";
+        assert_eq!(told(answer).as_deref(), Some("Error unpacking image sha256:1: no content"));
         for good in ["{\"stream\":\"Loaded image\"}", "", "x"] {
             assert_eq!(told(good), None, "{good}");
         }

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::api::{ApiError, filtered};
 use super::arrival::Named;
-use super::definition::restart_policy;
+use super::definition::{ImageStore, restart_policy};
 use super::{Docker, RUNTIME};
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
@@ -171,11 +171,15 @@ impl Docker {
         let opened = tokio::task::spawn_blocking(move || Packed::open(&from)).await;
         let packed = opened.map_err(|error| broken(error.to_string()))?;
         let packed = packed.map_err(|error| broken(error.to_string()))?;
-        let id = packed.id().to_string();
+        let info = self.info(name).await?;
+        let id = match info.image_store() {
+            ImageStore::Docker => packed.id().to_string(),
+            ImageStore::Containerd => packed.digest().to_string(),
+        };
         if self.image(name, &id).await?.is_some() {
             return Ok(id);
         }
-        packed.fits(&self.info(name).await?.docker_root_dir).map_err(|error| broken(error.to_string()))?;
+        packed.fits(&info.docker_root_dir).map_err(|error| broken(error.to_string()))?;
         let (to, pieces) = mpsc::channel(PIECES);
         let packing = tokio::task::spawn_blocking(move || packed.write(Pieces::new(to)));
         let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;

@@ -155,9 +155,14 @@ async fn note(
             }
         }
     }
+    let storage = keeps.storage_of(&config.name).await?;
     let begin = || Record { of, id: look.id.clone(), ..Record::default() };
     let record = Record::change_or_begin(config, begin, |record| {
-        (record.life, record.upper, record.volumes) = (life, look.upper.clone(), volumes);
+        (record.life, record.volumes, record.storage) = (life, volumes, Some(storage));
+        // Not every engine tells that of one that does not run.
+        if !look.upper.as_os_str().is_empty() {
+            record.upper.clone_from(&look.upper);
+        }
         (record.import, record.waiting, record.landing) = (None, None, None);
         // What runs here is here for good.
         record.settled = true;

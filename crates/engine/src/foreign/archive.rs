@@ -184,12 +184,21 @@ impl<R: Read> Read for Bounded<'_, R> {
     }
 }
 
+/// What the ID of an image is the digest of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KnownBy {
+    /// Its configuration, which names its layers as they are unpacked.
+    Configuration,
+    /// Its manifest, or the list of its manifests: where containerd has it.
+    Manifest,
+}
+
 /// Writes an archive of the image with this ID and nothing else, without names. An OCI layout gets its list last, once its layers
-/// are known to be those of the ID.
+/// are known to be those of the ID, or what has the ID has come.
 ///
 /// # Errors
 /// What is read is no archive of that image alone, or one of the two cannot be read or written.
-pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> {
+pub fn nameless(archive: impl Read, to: impl Write, id: &str, known_by: KnownBy) -> io::Result<()> {
     let id = id.strip_prefix("sha256:").unwrap_or(id);
     let left = Cell::new(HEADERS);
     let mut archive = tar::Archive::new(Bounded { from: archive, left: &left });
@@ -206,7 +215,11 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> 
         let path = entry.path()?.to_str().unwrap_or_default().trim_end_matches('/').to_owned();
         let link = entry.link_name()?.and_then(|link| link.to_str().map(str::to_owned));
         let mut header = tar::Header::new_gnu();
-        let part = part(&path, entry.header().entry_type(), link.as_deref());
+        let part = match (part(&path, entry.header().entry_type(), link.as_deref()), known_by) {
+            // By these an engine knows no image that has another ID than its configuration has.
+            (Part::Manifest | Part::Link(_), KnownBy::Manifest) => Part::Other,
+            (part, _) => part,
+        };
         // An engine takes one of two, and not each the same.
         if !matches!(part, Part::Other) {
             if !seen.insert(path.clone()) {
@@ -252,7 +265,10 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> 
             }
         }
     }
-    if let Some([named]) = oci {
+    if let (Some([named]), KnownBy::Manifest) = (&oci, known_by) {
+        add_list(&mut copy, documents.by_digest(named, id)?)?;
+        has_list = true;
+    } else if let Some([named]) = oci {
         let (manifest, named) = documents.manifest(&named, id)?;
         let blob = format!("{BLOBS}{}", named.hex());
         if seen.insert(blob.clone()) {
@@ -260,14 +276,19 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str) -> io::Result<()> 
         } else if !documents.has(named.hex(), &manifest) {
             return Err(io::Error::other(format!("an archive whose file {blob} is another")));
         }
-        let index = serde_json::to_vec(&Index::of(named))?;
-        add(&mut copy, INDEX, index.len() as u64, index.as_slice())?;
+        add_list(&mut copy, named)?;
         has_list = true;
     }
     if !has_list {
         return Err(not_one());
     }
     copy.into_inner()?.flush()
+}
+
+/// Adds the list of an OCI layout with one image.
+fn add_list(to: &mut tar::Builder<impl Write>, named: Descriptor) -> io::Result<()> {
+    let index = serde_json::to_vec(&Index::of(named))?;
+    add(to, INDEX, index.len() as u64, index.as_slice())
 }
 
 /// An archive that is passed on so, on a thread that may block.
@@ -285,11 +306,15 @@ impl Passing {
 }
 
 /// The same for an archive in pieces; what comes of it in pieces.
-pub(crate) fn without_names(from: mpsc::Receiver<Bytes>, id: String) -> (mpsc::Receiver<Bytes>, Passing) {
+pub(crate) fn without_names(
+    from: mpsc::Receiver<Bytes>,
+    id: String,
+    known_by: KnownBy,
+) -> (mpsc::Receiver<Bytes>, Passing) {
     let (to, pieces) = mpsc::channel(PIECES);
     let passing = tokio::task::spawn_blocking(move || {
         let mut from = Incoming::new(from);
-        nameless(&mut from, Pieces::new(to), &id)?;
+        nameless(&mut from, Pieces::new(to), &id, known_by)?;
         // Who sends it is not to be interrupted by what follows the archive's end.
         io::copy(&mut from, &mut io::sink()).map(drop)
     });
@@ -438,8 +463,12 @@ pub(super) mod tests {
     }
 
     fn passed(entries: &[(&str, &str)], id: &str) -> io::Result<Vec<(String, String)>> {
+        passed_as(entries, id, KnownBy::Configuration)
+    }
+
+    fn passed_as(entries: &[(&str, &str)], id: &str, known_by: KnownBy) -> io::Result<Vec<(String, String)>> {
         let mut copy = Vec::new();
-        nameless(archive(entries).as_slice(), &mut copy, id)?;
+        nameless(archive(entries).as_slice(), &mut copy, id, known_by)?;
         let mut copy = tar::Archive::new(copy.as_slice());
         let read = |entry: io::Result<tar::Entry<'_, _>>| {
             let mut entry = entry.unwrap();
@@ -554,24 +583,65 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn an_image_that_containerd_has_comes_as_it_is_and_without_a_name() {
+        const LIST: &str = "application/vnd.oci.image.index.v1+json";
+        let digest = |text: &str| Digest::of(text.as_bytes()).to_string();
+        let blob = |text: &str| format!("{BLOBS}{}", Digest::of(text.as_bytes()).hex());
+        let [platforms, manifest, layer] = [r#"{"manifests":[]}"#, r#"{"layers":[]}"#, "layer"];
+        let index = |kind: &str, of: &str| {
+            let named = json!({ "mediaType": kind, "digest": digest(of), "size": 7,
+                "annotations": { "io.containerd.image.name": "docker.io/library/debian:latest" } });
+            json!({ "schemaVersion": 2, "manifests": [named] }).to_string()
+        };
+        let (of_platforms, of_manifest, of_layer) = (blob(platforms), blob(manifest), blob(layer));
+        let passed = |index: &str, id: &str| {
+            let entries = [
+                (of_platforms.as_str(), platforms),
+                (&of_manifest, manifest),
+                (&of_layer, layer),
+                ("index.json", index),
+                ("manifest.json", r#"[{"Config":"x","RepoTags":["debian:latest"],"Layers":[]}]"#),
+                ("oci-layout", "{}"),
+            ];
+            passed_as(&entries, &digest(id), KnownBy::Manifest).map_err(|error| error.to_string())
+        };
+        let found = passed(&index(LIST, platforms), platforms).unwrap();
+        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, [&of_platforms, &of_manifest, &of_layer, "oci-layout", "index.json"]);
+        let named = json!({ "mediaType": LIST, "digest": digest(platforms), "size": platforms.len() });
+        let told: Value = serde_json::from_str(&found[4].1).unwrap();
+        assert_eq!(told, json!({ "schemaVersion": 2, "manifests": [named] }));
+        assert!(passed(&index(OCI, manifest), manifest).is_ok());
+        // Another image, something that is none, or one that has not come.
+        let refused = |index: &str, id: &str, said: &str| {
+            let told = passed(index, id).unwrap_err();
+            assert!(told.contains(said), "{told}");
+        };
+        refused(&index(OCI, manifest), platforms, "not of ");
+        refused(&index("application/vnd.oci.image.config.v1+json", manifest), manifest, "of the type");
+        refused(&index(OCI, "other"), "other", "without the document");
+        refused(r#"{"schemaVersion":2,"manifests":[]}"#, manifest, "not one of one image");
+    }
+
+    #[test]
     fn an_archive_whose_headers_would_fill_the_memory_is_not_read() {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(tar::EntryType::GNULongName);
         header.set_size(1 << 40);
         header.set_cksum();
         let endless = header.as_bytes().chain(io::repeat(b'a'));
-        let told = nameless(endless, io::sink(), "x").unwrap_err().to_string();
+        let told = nameless(endless, io::sink(), "x", KnownBy::Configuration).unwrap_err().to_string();
         assert!(told.contains("longer headers"), "{told}");
         header.set_entry_type(tar::EntryType::GNUSparse);
         header.set_cksum();
-        assert!(nameless(header.as_bytes().as_slice(), io::sink(), "x").is_err());
+        assert!(nameless(header.as_bytes().as_slice(), io::sink(), "x", KnownBy::Configuration).is_err());
     }
 
     #[test]
     fn an_archive_that_is_cut_off_is_none() {
         let blob = format!("{BLOBS}{}", "0a".repeat(32));
         let whole = archive(&[(&blob, &"x".repeat(2000))]);
-        assert!(nameless(&whole[..1000], io::sink(), "x").is_err());
+        assert!(nameless(&whole[..1000], io::sink(), "x", KnownBy::Configuration).is_err());
     }
 
     /// The names of what is in an archive.

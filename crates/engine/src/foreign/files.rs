@@ -24,9 +24,9 @@ fn parts(record: &Record) -> impl Iterator<Item = (PathBuf, &Path)> {
     std::iter::once((UPPER.into(), record.upper.as_path())).chain(volumes)
 }
 
-/// The empty directories of the tree, in the storage that has the upper directory.
+/// The empty directories of the tree, in the storage of the engine.
 fn empty(record: &Record, tree: &Path) -> io::Result<PathBuf> {
-    let storage = record.upper.ancestors().nth(3).zip(tree.file_name());
+    let storage = record.storage.as_deref().or_else(|| record.upper.ancestors().nth(3)).zip(tree.file_name());
     let (storage, name) = storage.ok_or_else(|| io::Error::other("its upper directory is in no storage"))?;
     // No service has such a name.
     Ok(in_storage(storage).join(format!(".{}", name.display())))

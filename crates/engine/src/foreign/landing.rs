@@ -113,6 +113,7 @@ pub(crate) struct Landed {
     own_cgroup: PathBuf,
     /// The container in its cgroup there, and its limit of processes, which is lifted for CRIU.
     cgroup: (ContainerConfig, u64),
+    storage: PathBuf,
     synced: tokio::task::JoinHandle<io::Result<()>>,
     _links: godwit_criu::repair::Links,
 }
@@ -326,6 +327,7 @@ impl Landing {
         limit_processes(&care, &cgroup, 0)?;
         restore::hand_over(&request, gate)?;
         Ok(Landed {
+            storage,
             cgroup,
             care,
             request,
@@ -348,7 +350,7 @@ impl Landed {
 
     /// The engine has it run.
     pub(crate) async fn done(self) -> Result<ContainerState, EngineError> {
-        let Self { care, request, arrived, root, volumes, waiting, cgroup, synced, .. } = self;
+        let Self { care, request, arrived, root, volumes, waiting, cgroup, storage, synced, .. } = self;
         let config = &request.config;
         limit_processes(&care, &cgroup, cgroup.1)?;
         let pid = fs::read_to_string(&arrived.pid_file)
@@ -362,6 +364,7 @@ impl Landed {
         Record::change(config, |record| {
             record.came = Some((life.pid, life.start));
             (record.life, record.upper, record.volumes) = (Some(life), upper, volumes);
+            record.storage = Some(storage);
             (record.import, record.landing, record.waiting) = (None, None, None);
             record.left = Some(waiting);
         })?;
@@ -539,29 +542,47 @@ fn overlay_of(line: &str, target: &Path, storage: &Path) -> Option<Overlay> {
         return None;
     }
     let options = filesystem.nth(1)?;
-    let option =
-        |name: &str| options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='));
-    // Engines name layers from the directory in which their containers are, where there are many.
+    // The engine has it there for its containers.
     let of_container = target.parent()?;
     let base = of_container.parent().filter(|base| base.parent() == Some(storage))?;
+    let upper = base.join(unescaped(option(options, "upperdir")?)?);
+    // Engines name layers from the directory in which their containers are, where there are many. containerd has those
+    // elsewhere.
+    let base = upper.parent()?.parent()?.to_owned();
     let path = |text: &str| Some(base.join(unescaped(text)?));
-    let (upper, work) = (path(option("upperdir")?)?, path(option("workdir")?)?);
-    let mut lower: Vec<_> = option("lowerdir")?.split(':').map(path).collect::<Option<_>>()?;
+    let work = path(option(options, "workdir")?)?;
+    // One by one since Linux 6.5, where the engine knows that.
+    let one_by_one = options.split(',').filter_map(|option| option.strip_prefix("lowerdir+="));
+    let lower = option(options, "lowerdir").into_iter().flat_map(|all| all.split(':')).chain(one_by_one);
+    let mut lower: Vec<_> = lower.map(path).collect::<Option<_>>()?;
     lower.reverse();
     Some(Overlay { lower, upper, work, target: target.to_owned() })
 }
 
-/// What speaks against mounting an overlay anew that is mounted with these options: godwit's own mean something else.
-pub(crate) fn overlay_objection(mountinfo: &str, target: &Path) -> Option<String> {
+/// The value of an option of a mount.
+fn option<'a>(options: &'a str, name: &str) -> Option<&'a str> {
+    options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// The options of the filesystem that is mounted there.
+fn options_at<'a>(mountinfo: &'a str, target: &Path) -> Option<&'a str> {
     let is_there = |mounted: &str| {
         mounted.split(' ').nth(4).and_then(unescaped).is_some_and(|at| Path::new(&at) == target)
     };
-    let options = mountinfo
-        .lines()
-        .rev()
-        .filter_map(|line| line.split_once(" - "))
-        .find(|(mounted, _)| is_there(mounted));
-    let options = options?.1.split(' ').nth(2)?;
+    let mut mounted = mountinfo.lines().rev().filter_map(|line| line.split_once(" - "));
+    let (_, filesystem) = mounted.find(|(mounted, _)| is_there(mounted))?;
+    filesystem.split(' ').nth(2)
+}
+
+/// The upper directory of the overlay that is mounted there, if that is named from the root.
+pub(crate) fn upper_of(mountinfo: &str, target: &Path) -> Option<PathBuf> {
+    let upper = PathBuf::from(unescaped(option(options_at(mountinfo, target)?, "upperdir")?)?);
+    upper.is_absolute().then_some(upper)
+}
+
+/// What speaks against mounting an overlay anew that is mounted with these options: godwit's own mean something else.
+pub(crate) fn overlay_objection(mountinfo: &str, target: &Path) -> Option<String> {
+    let options = options_at(mountinfo, target)?;
     let unfit = |option: &&str| {
         matches!(*option, "metacopy=on" | "redirect_dir=on" | "redirect_dir=follow" | "userxattr")
             || option.starts_with("context=")
@@ -607,5 +628,28 @@ mod tests {
         assert_eq!(found.lower, ["/s/overlay/l/B", "/s/overlay/l/A"].map(PathBuf::from));
         assert_eq!(found.upper, Path::new("/s/overlay/c/diff"));
         assert!(overlay_of(line, Path::new("/s/overlay/d/merged"), Path::new("/s")).is_none());
+    }
+
+    #[test]
+    fn layers_that_containerd_has_are_found_where_it_has_them() {
+        let (target, storage) = (Path::new("/d/rootfs/overlayfs/ID"), Path::new("/d"));
+        let line = |lower: &str| {
+            format!(
+                "71 63 0:57 / /d/rootfs/overlayfs/ID rw,relatime - overlay overlay \
+                 rw,{lower},upperdir=/c/snapshots/9/fs,workdir=/c/snapshots/9/work,nouserxattr"
+            )
+        };
+        // Whole, from where they are, and one by one.
+        for lower in [
+            "lowerdir=/c/snapshots/2/fs:/c/snapshots/1/fs",
+            "lowerdir=2/fs:1/fs",
+            "lowerdir+=/c/snapshots/2/fs,lowerdir+=/c/snapshots/1/fs",
+        ] {
+            let found = overlay_of(&line(lower), target, storage).unwrap();
+            assert_eq!(found.lower, ["/c/snapshots/1/fs", "/c/snapshots/2/fs"].map(PathBuf::from), "{lower}");
+            assert_eq!(found.work, Path::new("/c/snapshots/9/work"));
+            assert_eq!(upper_of(&line(lower), target), Some(found.upper));
+        }
+        assert_eq!(upper_of(&line("lowerdir=1/fs"), Path::new("/d/rootfs/overlayfs/OTHER")), None);
     }
 }

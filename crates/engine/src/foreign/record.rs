@@ -40,6 +40,8 @@ pub(crate) struct Record {
     pub(crate) life: Option<Life>,
     /// The upper directory of its root filesystem; empty while it waits.
     pub(crate) upper: PathBuf,
+    /// Where its engine keeps volumes, and what godwit has of them; one whose upper directory is in it may not say so.
+    pub(crate) storage: Option<PathBuf>,
     /// Its volumes; none while it waits.
     pub(crate) volumes: Vec<Volume>,
     /// Whether it is being made here: then it goes with all that was made for it, unless it becomes a service.

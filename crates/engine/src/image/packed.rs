@@ -81,6 +81,11 @@ impl Packed {
         &self.id
     }
 
+    /// Its ID where containerd has the images of an engine: the digest of its manifest.
+    pub(crate) fn digest(&self) -> &oci_spec::image::Digest {
+        self.found.descriptor.digest()
+    }
+
     /// Writes the archive.
     pub(crate) fn write(&self, to: impl Write) -> Result<(), PackError> {
         let Found { descriptor, manifest, .. } = &self.found;

@@ -21,7 +21,9 @@ use super::command::{Call, failed, said};
 use super::copies::Copy;
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
-use crate::foreign::archive::{BLOBS, PREPARED, Pieces, SILENT, Timely, oci_layout, without, without_names};
+use crate::foreign::archive::{
+    BLOBS, KnownBy, PREPARED, Pieces, SILENT, Timely, oci_layout, without, without_names,
+};
 use crate::foreign::making::PULL;
 use crate::processes::process::KilledOnDrop;
 
@@ -202,7 +204,7 @@ impl Podman {
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         let (_, id) = definition.image();
-        let (mut pieces, passing) = without_names(from, id.to_owned());
+        let (mut pieces, passing) = without_names(from, id.to_owned(), KnownBy::Configuration);
         let words = ["load", "--quiet"].map(OsStr::new).to_vec();
         let call = Call { name: &config.name, action: "load the image of", words, settings: None };
         let (fed, output) = self.feed(&call, &mut pieces).await?;

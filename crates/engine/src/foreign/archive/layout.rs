@@ -62,8 +62,8 @@ fn hex(path: &str) -> Option<&str> {
 mod tests {
     use serde_json::json;
 
-    use super::super::nameless;
     use super::super::tests::{archive, names};
+    use super::super::{KnownBy, nameless};
     use super::*;
     use crate::image::Digest;
 
@@ -92,7 +92,7 @@ mod tests {
         let found = names(&oci);
         assert_eq!((found.len(), &found[0], &found[1]), (5, &blob(&upper), &blob(&id)), "{found:?}");
         let mut taken = Vec::new();
-        nameless(oci.as_slice(), &mut taken, &id.to_string()).unwrap();
+        nameless(oci.as_slice(), &mut taken, &id.to_string(), KnownBy::Configuration).unwrap();
         assert_eq!(names(&taken).len(), found.len());
 
         // A layer that is named otherwise, or is not there.

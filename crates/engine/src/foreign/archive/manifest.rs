@@ -37,6 +37,14 @@ const DOCKER: Format = Format {
     layer: "application/vnd.docker.image.rootfs.diff.tar",
 };
 
+/// Types of what containerd may know an image by: manifests, and lists of them with one for each platform.
+const BY_DIGEST: [&str; 4] = [
+    OCI.manifest,
+    DOCKER.manifest,
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+];
+
 /// What names a document: in the list of images, its manifest.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -150,6 +158,20 @@ impl Documents {
             true => Ok(found),
             false => Err(io::Error::other(format!("an archive whose document {digest} is another"))),
         }
+    }
+
+    /// What names the document with this digest, which is the ID of the image where containerd has it: a manifest, or a list of
+    /// them. containerd names all that it stores by its own digest, and compares the layers with the configuration.
+    pub(super) fn by_digest(&self, named: &Descriptor, id: &str) -> io::Result<Descriptor> {
+        let wrong = |what: String| Err(io::Error::other(what));
+        if named.hex() != id {
+            return wrong(format!("an archive of the image {}, not of {id}", named.digest));
+        }
+        if !BY_DIGEST.contains(&named.media_type.as_str()) {
+            return wrong(format!("an archive with a manifest of the type {:?}", named.media_type));
+        }
+        let text = self.document(&named.digest)?;
+        Ok(Descriptor::new(&named.media_type, (id, text.len() as u64)))
     }
 
     /// The manifest with which the image with this ID is to be read, in place of the one that is named so; and what names it.
