@@ -140,15 +140,18 @@ e2e:
 	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
 .PHONY: test-engines
-test-engines: setup ## real services in containers of Podman, of Docker, and of a Docker of today, moved in every mode; minutes (as root)
+test-engines: setup ## real services in containers of Podman and of Docker, of Debian and of today, moved in every mode; minutes (as root)
 	@for engine in podman docker; do \
 		GODWIT_TEST_FULL=1 GODWIT_TEST_ENGINE=$$engine scripts/timed "services in containers of $$engine" \
 			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: files::moves watches:: \
 			manage::a_user manage::files_are manage::who manage::figures $(TEST_ARGS)" || exit 1; \
 	done
-	@scripts/setup-docker
-	@PATH="$$(scripts/setup-docker --where):$$PATH" GODWIT_TEST_ENGINE=docker scripts/timed "containers of a Docker of today" \
-		$(MAKE) --no-print-directory e2e TEST_ARGS="docker redis:: postgres:: $(TEST_ARGS)"
+	@scripts/setup-engines
+	@for engine in podman docker; do \
+		PATH="$$(scripts/setup-engines --where):$$PATH" GODWIT_TEST_FULL=1 GODWIT_TEST_ENGINE=$$engine \
+			scripts/timed "containers of a $$engine of today" \
+			$(MAKE) --no-print-directory e2e TEST_ARGS="$$engine redis:: postgres:: python:: $(TEST_ARGS)" || exit 1; \
+	done
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZ_SECONDS (60); minutes (as root, on a machine that may break)

@@ -43,7 +43,19 @@ impl Cache {
 
     /// Redis runs on `a`, with data, and with a file that it has changed.
     fn run(&self, more: &[&str]) -> RedisClient {
-        self.bed.run("a", NAME, ADDRESS, &self.preset, more);
+        self.run_from(&["--rootfs", self.preset.rootfs.to_str().unwrap()], more)
+    }
+
+    /// From these files.
+    fn run_from(&self, files: &[&str], more: &[&str]) -> RedisClient {
+        let address = ADDRESS.to_string();
+        let mut words = vec!["run", "--name", NAME, "--ip", &address];
+        words.extend(files.iter().chain(more));
+        words.extend(self.preset.env.iter().flat_map(|entry| ["--env", entry]));
+        words.extend(self.preset.user.iter().flat_map(|user| ["--user", user]));
+        words.push("--");
+        words.extend(self.preset.command.iter().map(String::as_str));
+        self.bed.done("a", &words);
         let mut client = self.connect(ADDRESS);
         client.fill(FILL).unwrap();
         self.bed.done("a", &["exec", NAME, "sh", "-c", "echo changed > /changed; busybox rm /bin/true"]);
@@ -185,12 +197,42 @@ fn connections_continue_where_the_service_has_its_address_again() {
     client.check_fill(FILL).unwrap();
 }
 
+/// checkpointctl shows what is in it, if this machine has that (`scripts/setup-engines`).
+fn is_read_by_checkpointctl(file: &str) {
+    let said = |words: &[&str]| {
+        let output = match std::process::Command::new("checkpointctl").args(words).output() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            output => output.unwrap(),
+        };
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        Some(String::from_utf8(output.stdout).unwrap())
+    };
+    let Some(shown) = said(&["show", file]) else { return };
+    let row = shown.lines().find(|line| line.contains("runc")).unwrap_or_else(|| panic!("{shown}"));
+    for word in [NAME, "localhost/image:latest", "Podman"] {
+        assert!(row.contains(word), "no {word:?} in {shown}");
+    }
+    let inspected = said(&["inspect", file, "--format", "json", "--all"]).unwrap();
+    let inspected: Value = serde_json::from_str(&inspected).unwrap();
+    assert_eq!(inspected[0]["container_name"], NAME);
+    assert_eq!(inspected[0]["process_tree"]["command"], "redis-server");
+    let memory = inspected[0]["checkpoint_size"]["memory_pages_size"].as_u64().unwrap();
+    assert!(memory > FILL, "{memory}");
+    let open = inspected[0]["file_descriptors"][0]["open_files"].to_string();
+    assert!(open.contains("EVENTPOLL"), "{open}");
+}
+
 #[test]
 fn podman_continues_what_godwit_has_written() {
     let cache = Cache::up("cp-podman", |_| ());
     let (bed, podmans) = (&cache.bed, &cache.podmans);
-    drop(cache.run(&[]));
+    // It was run from the image that Podman has.
+    let image = bed.scratch().join("image.tar");
+    let image = image.to_str().unwrap();
+    podmans.done(bed, "b", &["save", "--quiet", "--format", "oci-archive", "--output", image, IMAGE]);
+    drop(cache.run_from(&["--image", image], &[]));
     let told = cache.checkpoint(&[]);
+    is_read_by_checkpointctl(cache.file());
     podmans.done(bed, "b", &["tag", IMAGE, told["image"].as_str().unwrap()]);
     podmans.done(bed, "b", &["container", "restore", "--import", cache.file()]);
     let inspected: Value = serde_json::from_str(&podmans.done(bed, "b", &["inspect", NAME])).unwrap();

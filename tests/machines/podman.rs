@@ -13,8 +13,18 @@ const PROGRAM: &str = "nc -ll -p 7 -e cat & i=0; while :; do i=$((i+1)); echo $i
 
 #[test]
 #[ignore = "it makes virtual machines: `make test-machines` runs it"]
-fn a_container_of_debians_podman_moves_to_and_fro() {
-    let bed = Bed::up_with("m-podman", |config| machines(config, &[("a", "debian12"), ("b", "debian12")]));
+fn a_container_of_debian_12s_podman_moves_to_and_fro() {
+    moves("m-podman12", "debian12");
+}
+
+#[test]
+#[ignore = "it makes virtual machines: `make test-machines` runs it"]
+fn a_container_of_debian_13s_podman_moves_to_and_fro() {
+    moves("m-podman13", "debian13");
+}
+
+fn moves(lab: &str, machine: &str) {
+    let bed = Bed::up_with(lab, |config| machines(config, &[("a", machine), ("b", machine)]));
     both_ready(&bed, "a");
     both_ready(&bed, "b");
     let lab = bed.lab();

@@ -144,6 +144,7 @@ pub(crate) fn describe(
         hooks: convert::hooks(&request.hooks)?,
         image: String::new(),
         image_digest: None,
+        image_id: None,
         layers: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),

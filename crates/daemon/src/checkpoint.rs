@@ -433,6 +433,8 @@ fn known(service: &Service) -> Known {
     Known {
         id: Digest::of(service.id.as_bytes()).hex().to_owned(),
         image: documents::image_name(&service.image),
+        // It may come from another node.
+        image_id: service.image_id.clone().filter(|id| id.parse::<Digest>().is_ok()),
         created: UNIX_EPOCH + Duration::from_millis(u64::try_from(service.created_ms).unwrap_or(0)),
         ports: service.publish.iter().map(|port| (port.host, port.container, port.udp)).collect(),
         labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).collect::<BTreeMap<_, _>>(),

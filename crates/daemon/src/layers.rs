@@ -289,6 +289,7 @@ mod tests {
                 config: godwit_engine::image::ImageConfig::default(),
                 architecture: "amd64".into(),
                 reference: reference.into(),
+                id: None,
             },
             pulled_ms: 0,
         };
@@ -321,6 +322,7 @@ mod tests {
                 config: godwit_engine::image::ImageConfig::default(),
                 architecture: "amd64".into(),
                 reference: reference.into(),
+                id: None,
             },
             pulled_ms: 0,
         };

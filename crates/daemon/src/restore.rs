@@ -15,7 +15,7 @@ use godwit_criu::images;
 use godwit_engine::checkpoint::theirs::{self, Theirs};
 use godwit_engine::checkpoint::unpack::{Unpacked, unpack};
 use godwit_engine::checkpoint::{ArchiveError, OWN, changes, foreign, volume};
-use godwit_engine::image::Digest;
+use godwit_engine::image::{Digest, Image};
 use godwit_engine::{Mount, MountKind, RestoreRequest, files};
 use godwit_migration::blocking::off_worker;
 use godwit_migration::service::Hooks;
@@ -229,6 +229,7 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
         hooks: Hooks::default(),
         image: theirs.image,
         image_digest: None,
+        image_id: Some(theirs.image_id),
         layers: Vec::new(),
         command: theirs.command,
         env: theirs.env,
@@ -330,8 +331,7 @@ async fn layers(
         let name = if is_own || !start.reference.is_empty() { &start.reference } else { &service.image };
         let name = name.clone();
         if let Some(named) = off_worker(|| store.named(&name)).map_err(internal)? {
-            let found = named.image.layers.iter().map(ToString::to_string).collect();
-            return take_layers(service, name, found, is_own);
+            return take_layers(service, name, &named.image, is_own);
         }
         if !start.reference.is_empty() {
             return Err(Status::not_found(format!(
@@ -366,12 +366,12 @@ async fn layers(
         if is_rootfs { store.import_rootfs(&path) } else { store.import_oci(&path) }
     });
     let imported = imported.await.map_err(internal)?.map_err(invalid)?;
-    let found: Vec<_> = imported.layers.iter().map(ToString::to_string).collect();
-    take_layers(service, from, found, is_own)
+    take_layers(service, from, &imported, is_own)
 }
 
 /// Takes the layers of an image, which must be those that an archive of godwit's names.
-fn take_layers(service: &mut Service, from: String, found: Vec<String>, is_own: bool) -> Result<(), Status> {
+fn take_layers(service: &mut Service, from: String, image: &Image, is_own: bool) -> Result<(), Status> {
+    let found: Vec<_> = image.layers.iter().map(ToString::to_string).collect();
     if is_own && found != service.layers {
         return Err(Status::failed_precondition(format!(
             "{from} is another image than {}, from which the service of the archive was made: it has other layers",
@@ -379,6 +379,7 @@ fn take_layers(service: &mut Service, from: String, found: Vec<String>, is_own: 
         )));
     }
     service.layers = found;
+    service.image_id = image.id.as_ref().map(ToString::to_string).or(service.image_id.take());
     if is_own {
         service.image = from;
     }

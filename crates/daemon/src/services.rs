@@ -297,6 +297,7 @@ fn describe(
         hooks: convert::hooks(&request.hooks)?,
         image: origin,
         image_digest,
+        image_id: image.id.as_ref().map(ToString::to_string),
         layers: image.layers.iter().map(ToString::to_string).collect(),
         command,
         env,

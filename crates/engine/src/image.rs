@@ -57,6 +57,9 @@ pub struct Image {
     pub architecture: String,
     /// Name the image has where it came from; the path it was imported from when it has none.
     pub reference: String,
+    /// What other engines know it by: the digest of its configuration; none for a directory.
+    #[serde(default)]
+    pub id: Option<Digest>,
 }
 
 /// The part of an OCI image's configuration that says how to run it.

@@ -70,6 +70,7 @@ impl Incarnation {
             hooks: Hooks::default(),
             image: String::new(),
             image_digest: None,
+            image_id: None,
             layers: Vec::new(),
             command: Vec::new(),
             env: Vec::new(),

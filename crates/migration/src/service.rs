@@ -41,6 +41,9 @@ pub struct Service {
     /// The digest of what that stood for in its registry when the service was made; none for an image from elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_digest: Option<String>,
+    /// What other engines know its image by; none where it was not run from an image, or by a release that did not note it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_id: Option<String>,
     /// Digests of its layers, lowest first.
     pub layers: Vec<String>,
     /// Command with arguments.
@@ -364,6 +367,7 @@ pub(crate) mod tests {
             epoch: 3,
             image: "/images/redis.tar".into(),
             image_digest: None,
+            image_id: None,
             layers: vec!["sha256:00".into()],
             command: vec!["redis-server".into()],
             env: vec!["A=b".into()],

@@ -188,6 +188,7 @@ fn entry(row: &Row) -> Entry {
         epoch: row.epoch,
         image: String::new(),
         image_digest: None,
+        image_id: None,
         layers: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),

@@ -1,7 +1,7 @@
 //! What Podman makes a container of godwit's from: `config.dump` and `spec.dump`, as Podman 4 and later write and read them.
 //!
 //! They say what `podman run` would have been told: the image by a name, volumes by theirs, one network. What belongs to this
-//! node is not in them. Podman looks the image up by its ID, and takes a name for one: godwit keeps no ID of an image.
+//! node is not in them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,8 +23,10 @@ const PODMANS_NETWORK: &str = "podman";
 pub struct Known {
     /// 64 hexadecimal digits.
     pub id: String,
-    /// What Podman knows its image by.
+    /// The name by which Podman shall know its image.
     pub image: String,
+    /// The digest by which it does. Podman 4 takes the name where there is none, and later ones do not.
+    pub image_id: Option<String>,
     /// When it was created.
     pub created: SystemTime,
     /// Ports of the node, those of the container that they lead to, and whether they are UDP's.
@@ -90,10 +92,12 @@ fn config_dump(config: &ContainerConfig, known: &Known) -> Value {
             "protocol": if *udp { "udp" } else { "tcp" },
         })
     };
+    let image_id = known.image_id.as_ref().map(|id| id.strip_prefix("sha256:").unwrap_or(id));
+    let image_id = image_id.unwrap_or(&known.image);
     let mut json = json!({
         "id": known.id,
         "name": config.name.as_str(),
-        "rootfsImageID": known.image,
+        "rootfsImageID": image_id,
         "rootfsImageName": known.image,
         "RawImageName": known.image,
         "idMappingsOptions": { "HostUIDMapping": true, "HostGIDMapping": true },
@@ -223,6 +227,7 @@ mod tests {
         let known = Known {
             id: "c".repeat(64),
             image: "localhost/web:latest".into(),
+            image_id: Some(format!("sha256:{}", "d".repeat(64))),
             created: UNIX_EPOCH,
             ports: vec![(8080, 80, false)],
             labels: BTreeMap::new(),
@@ -233,6 +238,11 @@ mod tests {
             let text = std::str::from_utf8(text).unwrap();
             assert!(!text.contains("/node") && !text.contains("node/"), "{name}: {text}");
         }
+        let made: Value = serde_json::from_slice(&all[0].1).unwrap();
+        assert_eq!(made["rootfsImageID"], "d".repeat(64));
+        let nameless = documents(&config, &Known { image_id: None, ..known }).unwrap();
+        let made: Value = serde_json::from_slice(&nameless[0].1).unwrap();
+        assert_eq!(made["rootfsImageID"], "localhost/web:latest");
         let spec: Value = serde_json::from_slice(&all[1].1).unwrap();
         let data = spec["mounts"].as_array().unwrap().iter().find(|mount| mount["destination"] == "/data");
         assert_eq!(data.unwrap()["source"], "/var/lib/containers/storage/volumes/data/_data");

@@ -9,6 +9,7 @@
 //! | `/dev/shm` | nothing: a tmpfs | Podman's | a tmpfs |
 //! | `/run/.containerenv` | nothing | Podman's | |
 //! | `/sys/fs/cgroup` | nothing | what the node has | |
+//! | `/proc/interrupts`, `/sys/devices/system/cpu/…` | nothing | a cover, since Podman 5 | |
 //!
 //! Whoever restores makes the cgroup: of that in which the container was nothing is said. godwit brings the network namespace, too, also where Podman brought none (`--network none`). The root directory has the image's mode under godwit, and 0555 under Podman: the images say none.
 
@@ -25,7 +26,7 @@ use super::ArchiveError;
 use super::unpack::Unpacked;
 use crate::container::DEV_BYTES;
 use crate::runc::NETWORK_KEY;
-use crate::runc::spec::COVERED_DIRECTORIES;
+use crate::runc::spec::{COVERED_DIRECTORIES, MASKED_FILES};
 
 /// Largest `/dev/shm` that is taken over: it lies in memory twice for a moment.
 const MOST_SHM: u64 = 1 << 30;
@@ -74,8 +75,16 @@ pub fn make_own(unpacked: &Unpacked) -> Result<(), ArchiveError> {
             contents: &shm,
             is_only: true,
         }),
+        _ if is_covered_by_them(place, is_external) => Some(Becomes::Nothing),
         _ => None,
     })?)
+}
+
+/// Whether something covers what godwit's containers see: of processors and their interrupts, of which nodes have more or fewer.
+fn is_covered_by_them(place: &str, is_external: bool) -> bool {
+    let is_of_node = ["/proc/", "/sys/"].iter().any(|tree| place.starts_with(tree));
+    is_external && is_of_node && !MASKED_FILES.contains(&place)
+        || place.starts_with("/sys/devices/system/cpu/")
 }
 
 /// A tar archive, by gzip, with nothing in it.

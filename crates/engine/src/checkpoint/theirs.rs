@@ -27,6 +27,8 @@ pub struct Theirs {
     pub name: String,
     /// The name of its image.
     pub image: String,
+    /// What engines know that by.
+    pub image_id: String,
     /// Command with arguments.
     pub command: Vec<String>,
     /// `NAME=VALUE` pairs.
@@ -92,6 +94,7 @@ pub fn described(config: &[u8], spec: &[u8]) -> Result<Theirs, ArchiveError> {
     Ok(Theirs {
         name: definition.name().to_owned(),
         image: definition.image().0.to_owned(),
+        image_id: format!("sha256:{}", definition.image().1),
         command,
         env: texts(&process["env"]),
         hostname: spec["hostname"].as_str().unwrap_or_default().to_owned(),

@@ -200,7 +200,9 @@ impl Care {
 /// Whether an engine has no room for what it is to do.
 fn is_of_room(reason: &str) -> bool {
     let reason = reason.to_lowercase();
-    ["no space left on device", "disk quota exceeded"].iter().any(|words| reason.contains(words))
+    ["no space left on device", "disk quota exceeded", "database or disk is full"]
+        .iter()
+        .any(|words| reason.contains(words))
 }
 
 /// Where the file system is mounted that a path is on.

@@ -69,6 +69,7 @@ impl Store {
             config: ImageConfig::default(),
             architecture: machine_architecture().to_owned(),
             reference: directory.display().to_string(),
+            id: None,
         })
     }
 }

@@ -73,6 +73,7 @@ impl Store {
             config: run_config(&found.config),
             architecture: found.config.architecture().to_string(),
             reference: found.name.unwrap_or_else(|| path.display().to_string()),
+            id: Some(sha256(found.manifest.config().digest()).map_err(fault)?),
         })
     }
 

@@ -70,6 +70,8 @@ impl Inspected {
     /// The networks that it is on, and its address on each.
     pub(super) fn networks(&self) -> Vec<(String, String)> {
         let networks = self.network_settings.networks.iter().flatten();
+        // Since release 5 how it has none, or whose namespace it is in, is told as one.
+        let networks = networks.filter(|(name, _)| *name != "none" && !name.contains(':'));
         networks.map(|(name, network)| (name.clone(), network.address.clone())).collect()
     }
 
