@@ -476,3 +476,34 @@ fn ten_thousand_connections_move_and_none_is_lost() {
     assert!(seen.is_clean() && seen.sent == seen.answered, "{seen:?}");
     assert!(seen.answered >= 4 * u64::from(CONNECTIONS), "{seen:?}");
 }
+
+/// Packets that a firewall of this node has dropped since it was put there: those that the kernel takes for invalid ones.
+fn dropped_as_invalid(echo: &Echo, node: &str) -> u64 {
+    let mut list = echo.bed.lab().command(node, "nft").unwrap();
+    let listed = list.args(["-j", "list", "counter", "inet", "strict", "invalid"]).output().unwrap();
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let counters = listed["nftables"].as_array().unwrap().iter();
+    counters.filter_map(|of| of["counter"]["packets"].as_u64()).next().unwrap()
+}
+
+#[test]
+fn a_firewall_drops_nothing_of_a_connection_that_comes_back_to_its_node() {
+    let mut echo = Echo::up("strict");
+    // As ufw, firewalld and Podman's netavark have it.
+    let rules = "add table inet strict; add counter inet strict invalid; \
+                 add chain inet strict forward { type filter hook forward priority 0; }; \
+                 add rule inet strict forward ct state invalid counter name invalid drop";
+    for node in ["a", "b"] {
+        let mut nft = echo.bed.lab().command(node, "nft").unwrap();
+        assert!(nft.arg(rules).status().unwrap().success());
+    }
+    let mut client = echo.connect();
+    client.goes_on();
+    for mode in MODES.iter().chain(&MODES) {
+        echo.moves(mode);
+        // A firewall that has not followed the connection takes its packets for invalid ones.
+        let before = dropped_as_invalid(&echo, echo.on);
+        client.goes_on();
+        assert_eq!(dropped_as_invalid(&echo, echo.on), before, "{mode} to {}", echo.on);
+    }
+}

@@ -156,23 +156,16 @@ impl Docker {
         if let Some(objection) = info.objection() {
             return Fitness::unfit(objection, "its containers do not move; see docs/docker.md");
         }
+        match info.apart(true).await {
+            Ok(None) => {}
+            Ok(Some(objection)) => {
+                return Fitness::unfit(objection, "put both on one filesystem; see docs/docker.md");
+            }
+            Err(reason) => return Fitness::unfit(reason, "start Docker, or look into its log"),
+        }
         match info.runtime_objection(&self.config.runtime, &self.care.run) {
             Some((found, advice)) => Fitness::unfit(format!("{found}: no container can come here"), advice),
             None => Fitness::Fit(info.server_version),
-        }
-    }
-
-    /// Where root filesystems are.
-    async fn roots(&self, name: &ServiceName, info: &Info) -> Result<PathBuf, EngineError> {
-        match info.image_store() {
-            ImageStore::Docker => Ok(info.docker_root_dir.join("overlay2")),
-            ImageStore::Containerd => info
-                .containerd
-                .clone()
-                .unwrap_or_default()
-                .root()
-                .await
-                .map_err(self.failed(name, "find root filesystems for")),
         }
     }
 
@@ -183,20 +176,8 @@ impl Docker {
         info: &Info,
         has_volumes: bool,
     ) -> Result<Option<String>, EngineError> {
-        let storage = &info.docker_root_dir;
-        let mut places = vec![self.roots(name, info).await?];
-        if has_volumes {
-            places.push(storage.join("volumes"));
-        }
-        for place in places {
-            let action =
-                || format!("compare the filesystems of {} and {}", storage.display(), place.display());
-            if !are_joined(storage, &place).map_err(|source| io_error(name, action(), source))? {
-                let (storage, place) = (storage.display(), place.display());
-                return Ok(Some(format!("Docker has {place} on another filesystem than {storage}")));
-            }
-        }
-        Ok(None)
+        let apart = info.apart(has_volumes).await;
+        apart.map_err(|reason| self.care.failed(name, "find the storage for", reason))
     }
 
     /// Where dockerd has the volumes of its own driver.
@@ -664,6 +645,38 @@ impl Info {
             true => ImageStore::Containerd,
             false => ImageStore::Docker,
         }
+    }
+
+    /// Where root filesystems are.
+    async fn roots(&self) -> Result<PathBuf, ApiError> {
+        match self.image_store() {
+            ImageStore::Docker => Ok(self.docker_root_dir.join("overlay2")),
+            ImageStore::Containerd => self.containerd.clone().unwrap_or_default().root().await,
+        }
+    }
+
+    /// Where nothing can be renamed to from Docker's storage, as a sentence; or why that is not known.
+    async fn apart(&self, has_volumes: bool) -> Result<Option<String>, String> {
+        let storage = &self.docker_root_dir;
+        let mut places = vec![self.roots().await.map_err(|error| error.to_string())?];
+        if has_volumes {
+            places.push(storage.join("volumes"));
+        }
+        for place in places {
+            let (shown, other) = (place.display(), storage.display());
+            match are_joined(storage, &place) {
+                Ok(true) => {}
+                Ok(false) => {
+                    return Ok(Some(format!("Docker has {shown} on another filesystem than {other}")));
+                }
+                Err(error) => {
+                    return Err(format!(
+                        "the filesystems of {shown} and {other} cannot be compared: {error}"
+                    ));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// What speaks against an image of a Docker that has its images there.

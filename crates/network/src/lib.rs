@@ -64,6 +64,7 @@ mod scout;
 mod select;
 mod standing;
 mod subnet;
+mod tracked;
 mod tunnel;
 mod wireguard;
 

@@ -98,7 +98,9 @@ impl Podman {
             return self.command(call);
         }
         let mut command = Command::new("systemd-run");
-        command.args(["--quiet", "--wait", "--pipe", "--collect", "--"]).arg(&self.config.podman);
+        // conmon stays in the unit, and ends with its container. systemd would wait for it.
+        command.args(["--quiet", "--wait", "--pipe", "--collect", "--property=KillMode=process", "--"]);
+        command.arg(&self.config.podman);
         command.args(&call.words).stdin(Stdio::null());
         command
     }

@@ -14,7 +14,7 @@
 //! The bridge port's alias, `godwit ADDRESS NAME`, is what [`Overlay::list_endpoints`] reads.
 
 use std::collections::HashSet;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use godwit_names::ServiceName;
@@ -30,7 +30,7 @@ use crate::netlink::{Link, LinkEvents, PortState};
 use crate::netns::{self, Found, set_sysctl};
 use crate::port::{alias, marked, port_name};
 use crate::publish::{Leads, Published};
-use crate::{Mac, NetworkError, arp, ipv6, scout};
+use crate::{Mac, NetworkError, arp, ipv6, scout, tracked};
 
 /// What a network needs to know of a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,7 +175,27 @@ impl Overlay {
         let (subnet, address, mtu) = (self.config.subnet, service.address, self.mtu);
         let prefix6 = self.config.prefix6;
         inside(&endpoint.netns, service.nth, Inside::Address { subnet, prefix6, address, mtu }).await?;
+        if missing != Missing::Nothing {
+            self.forget_connections(service).await;
+        }
         self.know(service.address, service.mac).await
+    }
+
+    /// The kernel is to know nothing of connections that it has seen when the service was here before.
+    async fn forget_connections(&self, service: &ServiceEndpoint) {
+        let address6 = self.address6(service.address).map(IpAddr::from);
+        let addresses = address6.into_iter().chain([service.address.into()]).collect();
+        match tracked::forget(addresses).await {
+            Ok(0) => {}
+            Ok(connections) => {
+                tracing::debug!(service = %service.name, connections, "the kernel has forgotten connections");
+            }
+            Err(error) => tracing::warn!(
+                service = %service.name,
+                %error,
+                "the kernel may take packets of connections for invalid: `conntrack --delete --dst ADDRESS` helps"
+            ),
+        }
     }
 
     /// The IPv6 address of the service with this IPv4 address, if services have one.
