@@ -379,7 +379,8 @@ fn take_layers(service: &mut Service, from: String, image: &Image, is_own: bool)
         )));
     }
     service.layers = found;
-    service.image_id = image.id.as_ref().map(ToString::to_string).or(service.image_id.take());
+    // An archive that Podman has written of an image may have another configuration.
+    service.image_id = service.image_id.take().or_else(|| image.id.as_ref().map(ToString::to_string));
     if is_own {
         service.image = from;
     }

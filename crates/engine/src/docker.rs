@@ -324,7 +324,11 @@ impl Keeps for Docker {
         volumes: &[String],
         users: usize,
     ) -> Result<Vec<String>, EngineError> {
-        let objection = self.info(name).await?.objection();
+        let info = self.info(name).await?;
+        let objection = match info.objection() {
+            None => info.apart(true).await.unwrap_or_else(Some),
+            objection => objection,
+        };
         let volumes = self.volume_objections(name, volumes, users).await?;
         Ok(objection.into_iter().chain(volumes).collect())
     }
@@ -356,7 +360,9 @@ impl Keeps for Docker {
         let info = self.info(&config.name).await?;
         let runtime = info.runtime_objection(&self.config.runtime, &self.care.run);
         found.extend(runtime.map(|(wrong, mend)| format!("{wrong}; {mend}")));
-        found.extend(info.objection());
+        let objection = info.objection();
+        let is_fit = objection.is_none();
+        found.extend(objection);
         if !is_new {
             return Ok(found);
         }
@@ -373,7 +379,9 @@ impl Keeps for Docker {
         }
         found.extend(info.store_objection(definition.store));
         let has_volumes = !definition.volumes.is_empty() || !definition.files.is_empty();
-        found.extend(self.apart(&config.name, &info, has_volumes).await?);
+        if is_fit {
+            found.extend(info.apart(has_volumes).await.unwrap_or_else(Some));
+        }
         Ok(found)
     }
 
@@ -598,6 +606,9 @@ impl Keeps for Docker {
 /// The first release of Docker that reads of a log what it has written itself.
 const READS_ITS_OWN: u32 = 23;
 
+/// The first release that writes an image that containerd has under the ID that it has.
+const WRITES_BY_ID: u32 = 26;
+
 /// Where Docker has a directory for each container.
 fn containers_in(storage: &Path) -> PathBuf {
     storage.join("containers")
@@ -647,11 +658,15 @@ impl Info {
         }
     }
 
+    fn containerd(&self) -> Containerd {
+        self.containerd.clone().unwrap_or_default()
+    }
+
     /// Where root filesystems are.
     async fn roots(&self) -> Result<PathBuf, ApiError> {
         match self.image_store() {
             ImageStore::Docker => Ok(self.docker_root_dir.join("overlay2")),
-            ImageStore::Containerd => self.containerd.clone().unwrap_or_default().root().await,
+            ImageStore::Containerd => self.containerd().root().await,
         }
     }
 
@@ -667,7 +682,9 @@ impl Info {
             match are_joined(storage, &place) {
                 Ok(true) => {}
                 Ok(false) => {
-                    return Ok(Some(format!("Docker has {shown} on another filesystem than {other}")));
+                    return Ok(Some(format!(
+                        "Docker has {shown} on another filesystem than {other}, or on another mount of it; see docs/docker.md"
+                    )));
                 }
                 Err(error) => {
                     return Err(format!(
@@ -691,8 +708,12 @@ impl Info {
 
     /// Whether it shows all that is in the file of a log, whoever has written it.
     fn reads_all_of_logs(&self) -> bool {
-        let major = self.server_version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        major.is_some_and(|major| major < READS_ITS_OWN)
+        (1..READS_ITS_OWN).contains(&self.release())
+    }
+
+    /// Its major number; 0 where it is not told.
+    fn release(&self) -> u32 {
+        self.server_version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0)
     }
 
     /// What speaks against moving containers of this dockerd.
@@ -705,6 +726,13 @@ impl Info {
             ImageStore::Docker => "overlay2",
             ImageStore::Containerd => containerd::SNAPSHOTTER,
         };
+        // Older ones write an image under another ID than it has.
+        if self.image_store() == ImageStore::Containerd && self.release() < WRITES_BY_ID {
+            return Some(format!(
+                "Docker {} has images in containerd's store; godwit moves those of release {WRITES_BY_ID} and later",
+                self.server_version
+            ));
+        }
         if self.driver != driver {
             return Some(format!("the storage driver of Docker is {}; godwit moves {driver}", self.driver));
         }
@@ -741,8 +769,9 @@ mod tests {
     #[test]
     fn a_container_stays_where_the_other_docker_knows_its_image_by_another_id() {
         let info = |driver: &str, status: &str| -> Info {
-            let text =
-                format!("{{\"DockerRootDir\": \"/\", \"Driver\": \"{driver}\", \"DriverStatus\": {status}}}");
+            let text = format!(
+                "{{\"DockerRootDir\": \"/\", \"Driver\": \"{driver}\", \"DriverStatus\": {status}, \"ServerVersion\": \"29.1\"}}"
+            );
             serde_json::from_str(&text).unwrap()
         };
         let own = info("overlay2", r#"[["Backing Filesystem", "extfs"]]"#);
@@ -759,6 +788,18 @@ mod tests {
         {
             assert!(info(driver, status).objection().unwrap().contains(driver));
         }
+    }
+
+    #[test]
+    fn a_docker_that_writes_images_under_other_ids_is_refused() {
+        let info = |version: &str| -> Info {
+            let text = format!(
+                "{{\"DockerRootDir\": \"/\", \"Driver\": \"overlayfs\", \"ServerVersion\": \"{version}\", \"DriverStatus\": [[\"driver-type\", \"io.containerd.snapshotter.v1\"]]}}"
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        assert!(info("25.0.3").objection().unwrap().contains("release 26"));
+        assert_eq!(info("26.1.5+dfsg1").objection(), None);
     }
 
     #[test]

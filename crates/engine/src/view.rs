@@ -92,7 +92,11 @@ pub(crate) fn exchange(storage: &Path, come: &Path, engines: &Path) -> io::Resul
     let (parent, name) = parts.ok_or_else(|| io::Error::from(ErrorKind::InvalidInput))?;
     let (plain, parent) = (storage.canonicalize()?, parent.canonicalize()?);
     let come = plain.join(come.strip_prefix(storage).map_err(io::Error::other)?);
-    View::of(&above(&plain, &parent))?.rename(&come, &parent.join(name), RenameFlags::EXCHANGE)
+    let view = View::of(&above(&plain, &parent))?;
+    if !view.shows(&parent)? {
+        return Err(Errno::XDEV.into());
+    }
+    view.rename(&come, &parent.join(name), RenameFlags::EXCHANGE)
 }
 
 /// Gives a directory a new name, which nothing has.
@@ -175,6 +179,6 @@ mod tests {
         assert!(exchange(&from, &from.join("out/deep"), &to.join("deep")).is_err());
         assert!(exchange(&from, &to.join("deep"), &come).is_err(), "it is not in the storage");
         let apart = exchange(&from, &come, &other.join("deep")).map_err(|error| error.kind());
-        assert_eq!(apart, Err(ErrorKind::NotFound), "another filesystem covers it");
+        assert_eq!(apart, Err(ErrorKind::CrossesDevices), "another filesystem covers it");
     }
 }

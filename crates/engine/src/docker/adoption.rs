@@ -301,6 +301,7 @@ impl Inspected {
         Ok(Definition {
             name: self.name.trim_start_matches('/').to_owned(),
             image: (image.to_owned(), self.image.clone()),
+            files_of_image: Vec::new(),
             store: match self.driver() {
                 containerd::SNAPSHOTTER => ImageStore::Containerd,
                 _ => ImageStore::Docker,
@@ -336,7 +337,14 @@ impl Docker {
         name: &ServiceName,
         inspected: &Inspected,
     ) -> Result<Look, EngineError> {
-        Ok(inspected.look(&self.storage_of(name).await?, &mountinfo(name)?))
+        if inspected.driver() != containerd::SNAPSHOTTER {
+            return Ok(inspected.look(Path::new(""), ""));
+        }
+        let storage = match self.care.storage.get() {
+            Some(storage) => storage.clone(),
+            None => self.storage_of(name).await?,
+        };
+        Ok(inspected.look(&storage, &mountinfo(name)?))
     }
 
     pub(super) async fn find(
@@ -354,7 +362,7 @@ impl Docker {
         if !state.running || state.paused || state.restarting {
             return Err(refused(format!("{container} does not run; start it first")));
         }
-        let definition = inspected
+        let mut definition = inspected
             .definition()
             .map_err(|error| refused(format!("what Docker tells of it is not understood: {error}")))?;
         let mut objections = inspected.objections(beside);
@@ -377,6 +385,10 @@ impl Docker {
         }
         if !objections.is_empty() {
             return Err(self.care.unfit(name, objections));
+        }
+        if definition.store == ImageStore::Containerd {
+            let files = info.containerd().image(&definition.image.1).await;
+            definition.files_of_image = files.map_err(self.failed(name, "look at the image of"))?.here;
         }
         let spec = self.spec_of(name, look.reader)?;
         let mounts = spec["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();

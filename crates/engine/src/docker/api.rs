@@ -36,7 +36,7 @@ pub(super) enum ApiError {
         #[source]
         source: std::io::Error,
     },
-    #[error("cannot ask containerd on {}: {reason}; start containerd on this node", socket.display())]
+    #[error("cannot ask containerd on {}: {reason}", socket.display())]
     Containerd { socket: PathBuf, reason: String },
     #[error("{message}")]
     Refused { status: u16, message: String },

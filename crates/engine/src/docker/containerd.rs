@@ -4,16 +4,17 @@
 //! What Docker's API does not tell, containerd does: where the root filesystems are, and which files of images are here. Nothing
 //! is changed in containerd.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use containerd_client::Client;
-use containerd_client::services::v1::{ListContentRequest, PluginsRequest};
+use containerd_client::services::v1::snapshots::StatSnapshotRequest;
+use containerd_client::services::v1::{InfoRequest, PluginsRequest, ReadContentRequest};
 use serde::Deserialize;
-use tonic::Request;
+use tonic::{Code, Request, Status};
 
 use super::api::ApiError;
-use crate::foreign::{SHORT, is_id};
+use crate::foreign::SHORT;
+use crate::image::machine_architecture;
 
 /// What `docker info` calls a storage driver of containerd's.
 const SNAPSHOTTERS: &str = "io.containerd.snapshotter.v1";
@@ -26,6 +27,10 @@ const SOCKETS: &[&str] = &["/run/containerd/containerd.sock", "/run/docker/conta
 
 /// Whose things are Docker's, if it does not say so.
 const NAMESPACE: &str = "moby";
+
+/// Most files of an image, those of all its platforms, and largest document of them, bytes.
+pub(super) const MOST_FILES: usize = 1024;
+const DOCUMENT: usize = 4 << 20;
 
 /// The containerd that Docker uses, as Docker tells of it.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -61,27 +66,31 @@ impl Containerd {
     }
 
     /// Asks it something.
-    async fn ask<T>(
-        &self,
-        asking: impl AsyncFnOnce(Client) -> Result<T, tonic::Status>,
-    ) -> Result<T, ApiError> {
-        let socket = self.socket();
+    async fn ask<T>(&self, asking: impl AsyncFnOnce(Client) -> Result<T, Status>) -> Result<T, ApiError> {
+        let failed = |reason: String| ApiError::Containerd { socket: self.socket(), reason };
         let asked = async {
-            let client = Client::from_path(&socket).await.map_err(|error| {
-                let error =
-                    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-                ApiError::Containerd { socket: socket.clone(), reason: error }
+            let client = Client::from_path(self.socket()).await.map_err(|error| {
+                let cause = std::error::Error::source(&error);
+                let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
+                failed(format!("{cause}; start containerd on this node"))
             })?;
-            let told = asking(client).await;
-            told.map_err(|error| ApiError::Containerd {
-                socket: socket.clone(),
-                reason: error.message().to_owned(),
-            })
+            asking(client).await.map_err(|status| failed(status.message().to_owned()))
         };
-        tokio::time::timeout(SHORT, asked).await.unwrap_or_else(|_| {
-            let reason = ApiError::Silent(SHORT).to_string();
-            Err(ApiError::Containerd { socket: socket.clone(), reason })
-        })
+        let silent = || failed(ApiError::Silent(SHORT).to_string());
+        tokio::time::timeout(SHORT, asked).await.unwrap_or_else(|_| Err(silent()))
+    }
+
+    /// A request about what is Docker's.
+    fn about<T>(&self, message: T) -> Result<Request<T>, Status> {
+        let namespace = match self.namespaces.containers.as_str() {
+            "" => NAMESPACE,
+            told => told,
+        };
+        let namespace =
+            namespace.parse().map_err(|_| Status::invalid_argument("its namespace is no name"))?;
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("containerd-namespace", namespace);
+        Ok(request)
     }
 
     /// The directory in which it has root filesystems.
@@ -96,35 +105,135 @@ impl Containerd {
         })
     }
 
-    /// The digests of the files of images that are here, the largest of them, so many.
-    pub(super) async fn files(&self, most: usize) -> Result<Vec<String>, ApiError> {
-        let namespace = match self.namespaces.containers.as_str() {
-            "" => NAMESPACE,
-            told => told,
-        };
-        let listed = self.ask(async |client| {
-            let mut request = Request::new(ListContentRequest::default());
-            let of =
-                namespace.parse().map_err(|_| tonic::Status::invalid_argument("its namespace is no name"))?;
-            request.metadata_mut().insert("containerd-namespace", of);
-            let mut listed = client.content().list(request).await?.into_inner();
-            // Sizes first, so that the largest are the last.
-            let mut largest = BTreeSet::new();
-            while let Some(part) = listed.message().await? {
-                for file in part
-                    .info
-                    .into_iter()
-                    .filter(|file| file.digest.strip_prefix("sha256:").is_some_and(is_id))
-                {
-                    largest.insert((file.size, file.digest));
-                    if largest.len() > most {
-                        largest.pop_first();
-                    }
+    /// Whether there is a root filesystem of layers with this chain ID.
+    pub(super) async fn has_layers(&self, chain: &str) -> Result<bool, ApiError> {
+        let wanted = StatSnapshotRequest { snapshotter: SNAPSHOTTER.into(), key: chain.to_owned() };
+        let found =
+            self.ask(async |client| found(client.snapshots().stat(self.about(wanted)?).await)).await?;
+        Ok(found.is_some())
+    }
+
+    /// Of these files those that are here, by their digests.
+    pub(super) async fn of(&self, files: &[String]) -> Result<Vec<String>, ApiError> {
+        let looked = self.ask(async |client| {
+            let mut here = Vec::new();
+            for digest in files {
+                if self.size(&client, digest).await?.is_some() {
+                    here.push(digest.clone());
                 }
             }
-            Ok(largest)
+            Ok(here)
         });
-        Ok(listed.await?.into_iter().map(|(_, digest)| digest).collect())
+        looked.await
+    }
+
+    /// Bytes of a file; nothing where it is not here.
+    async fn size(&self, client: &Client, digest: &str) -> Result<Option<u64>, Status> {
+        let wanted = InfoRequest { digest: digest.to_owned() };
+        let told = found(client.content().info(self.about(wanted)?).await)?;
+        let size = told.and_then(|told| told.into_inner().info).map(|info| info.size);
+        Ok(size.map(|size| u64::try_from(size).unwrap_or(0)))
+    }
+
+    /// A document of an image; nothing where it is not here.
+    async fn document(&self, client: &Client, digest: &str) -> Result<Option<Document>, Status> {
+        let wanted = ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 };
+        let Some(answer) = found(client.content().read(self.about(wanted)?).await)? else { return Ok(None) };
+        let (mut parts, mut text) = (answer.into_inner(), Vec::new());
+        loop {
+            match found(parts.message().await)? {
+                Some(Some(part)) => text.extend(part.data),
+                Some(None) => break,
+                None => return Ok(None),
+            }
+            if text.len() > DOCUMENT {
+                return Err(Status::resource_exhausted(format!("{digest} is no document of an image")));
+            }
+        }
+        let unclear = |error| Status::data_loss(format!("{digest} is not understood: {error}"));
+        serde_json::from_slice(&text).map(Some).map_err(unclear)
+    }
+
+    /// The files of an image with this ID: a manifest, or a list of manifests for several platforms.
+    pub(super) async fn image(&self, id: &str) -> Result<ImageFiles, ApiError> {
+        let looked = self.ask(async |client| {
+            let mut files = ImageFiles::default();
+            // What is to be looked at, and whether a container here needs it.
+            let mut next = vec![(id.to_owned(), true, true)];
+            while let Some((digest, is_needed, is_document)) = next.pop() {
+                let Some(bytes) = self.size(&client, &digest).await? else {
+                    files.lacks.extend(is_needed.then_some(digest));
+                    continue;
+                };
+                if files.here.len() >= MOST_FILES {
+                    return Err(Status::resource_exhausted(format!("{id} has more files than an image has")));
+                }
+                if !files.here.contains(&digest) {
+                    files.bytes = files.bytes.saturating_add(bytes);
+                    files.here.push(digest.clone());
+                }
+                if !is_document {
+                    continue;
+                }
+                let document = self.document(&client, &digest).await?.unwrap_or_default();
+                let manifests = document.manifests.into_iter();
+                next.extend(manifests.map(|of| {
+                    let is_own = is_needed && of.platform.is_some_and(|platform| platform.is_this());
+                    (of.digest, is_own, true)
+                }));
+                let blobs = document.config.into_iter().chain(document.layers);
+                next.extend(blobs.map(|of| (of.digest, is_needed, false)));
+            }
+            Ok(files)
+        });
+        looked.await
+    }
+}
+
+/// What there is to know of the files of an image.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ImageFiles {
+    /// The digests of those that are here, whatever the platform.
+    pub(super) here: Vec<String>,
+    /// Of those that a container of this machine's platform needs the ones that are not.
+    pub(super) lacks: Vec<String>,
+    /// Bytes of those that are here.
+    pub(super) bytes: u64,
+}
+
+/// A list of manifests, or a manifest.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Document {
+    manifests: Vec<Descriptor>,
+    config: Option<Descriptor>,
+    layers: Vec<Descriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Descriptor {
+    digest: String,
+    #[serde(default)]
+    platform: Option<Platform>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Platform {
+    architecture: String,
+    os: String,
+}
+
+impl Platform {
+    fn is_this(&self) -> bool {
+        self.os == "linux" && self.architecture == machine_architecture()
+    }
+}
+
+/// Nothing where there is none of that name.
+fn found<T>(told: Result<T, Status>) -> Result<Option<T>, Status> {
+    match told {
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        told => told.map(Some),
     }
 }
 
@@ -147,6 +256,6 @@ mod tests {
             serde_json::from_str(r#"{"Address": "/nowhere/sock", "Namespaces": {}}"#).unwrap();
         let told = none.root().await.unwrap_err().to_string();
         assert!(told.contains("/nowhere/sock") && told.contains("No such file"), "{told}");
-        assert_eq!(none.files(1).await.unwrap_err().to_string(), told);
+        assert_eq!(none.image("x").await.unwrap_err().to_string(), told);
     }
 }

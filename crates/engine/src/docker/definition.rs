@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::containerd::MOST_FILES;
 use crate::container::{Copied, Mount, MountKind, OnMove};
 use crate::foreign::file::FileOfVolume;
 use crate::foreign::limits::{self, Changes};
@@ -189,6 +190,9 @@ pub(super) struct Definition {
     /// Where that Docker has its images.
     #[serde(default, skip_serializing_if = "ImageStore::is_dockers")]
     pub(super) store: ImageStore,
+    /// The files of the image by their digests, where containerd has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) files_of_image: Vec<String>,
     pub(super) config: Config,
     pub(super) host: HostConfig,
     pub(super) volumes: Vec<MountedVolume>,
@@ -309,6 +313,10 @@ impl Definition {
         }
         if !self.image.1.strip_prefix("sha256:").is_some_and(is_id) {
             found.push(format!("the ID of its image is {:?}", self.image.1));
+        }
+        let is_digest = |file: &String| file.strip_prefix("sha256:").is_some_and(is_id);
+        if self.files_of_image.len() > MOST_FILES || !self.files_of_image.iter().all(is_digest) {
+            found.push("its image has other files than an image has".to_owned());
         }
         for (number, volume) in self.volumes.iter().enumerate() {
             if !is_volume(&volume.name) || !is_target(&volume.target) {

@@ -18,9 +18,11 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::api::ApiError;
+use super::containerd::ImageFiles;
 use super::definition::ImageStore;
-use super::{Docker, encoded};
+use super::{Docker, Info, encoded};
 use crate::container::{ContainerConfig, EngineError};
+use crate::foreign::SHORT;
 use crate::foreign::archive::{
     BLOBS, Incoming, KnownBy, LayerFiles, PIECES, PREPARED, Pieces, SILENT, without, without_names,
 };
@@ -81,25 +83,75 @@ impl Docker {
     /// Bytes of its archive at most. Docker counts what is in files, and each has a header there.
     pub(super) async fn bytes_of_image(&self, config: &ContainerConfig) -> Result<u64, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let found = self.image(&config.name, &definition.image.1).await?;
-        let size = found.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.size;
+        let id = &definition.image.1;
+        let image = self.image(&config.name, id).await?.ok_or_else(|| self.no_image(config, id))?;
+        let info = self.info(&config.name).await?;
+        let size = match info.image_store() {
+            ImageStore::Docker => image.size,
+            ImageStore::Containerd => self.whole_image(config, &info, id).await?.bytes,
+        };
         Ok(size.saturating_add(size / 4))
     }
 
-    /// The chain IDs of the layers that are here, of whatever image, where this one is not; the digests of files where containerd
-    /// has them.
+    /// Docker has lost the image of a container.
+    fn no_image(&self, config: &ContainerConfig, id: &str) -> EngineError {
+        self.care.failed(
+            &config.name,
+            "find the image of",
+            format!("it does not have the image {id} any more"),
+        )
+    }
+
+    /// The files of an image that containerd has, all that a container needs of it. It may lack some: Docker does not fetch a
+    /// layer from a registry whose content it has by another image, and cannot write the image then.
+    async fn whole_image(
+        &self,
+        config: &ContainerConfig,
+        info: &Info,
+        id: &str,
+    ) -> Result<ImageFiles, EngineError> {
+        let failed = self.failed(&config.name, "look at the image of");
+        let files = info.containerd().image(id).await.map_err(&failed)?;
+        match files.lacks.as_slice() {
+            [] => Ok(files),
+            [first, ..] => Err(failed(ApiError::Broken(format!(
+                "{} of the files of the image {id} are not here, as {first}, so that Docker cannot write it; have it at the destination before, by `docker pull`",
+                files.lacks.len()
+            )))),
+        }
+    }
+
+    /// Whether a container can be made of an image here.
+    async fn has_image(&self, config: &ContainerConfig, info: &Info, id: &str) -> Result<bool, EngineError> {
+        let Some(image) = self.image(&config.name, id).await? else { return Ok(false) };
+        if info.image_store() == ImageStore::Docker {
+            return Ok(true);
+        }
+        // Docker tells of one, too, of which it has no more than a name for it.
+        let Some(chain) = chains(&image.rootfs.layers).pop() else { return Ok(false) };
+        let failed = self.failed(&config.name, "look at the image of");
+        let containerd = info.containerd();
+        if containerd.has_layers(&chain).await.map_err(&failed)? {
+            return Ok(true);
+        }
+        Ok(containerd.image(id).await.map_err(&failed)?.lacks.is_empty())
+    }
+
+    /// The chain IDs of the layers that are here, of whatever image, where this one is not; the digests of its own files that
+    /// are here where containerd has them.
     pub(super) async fn layers_here(
         &self,
         config: &ContainerConfig,
     ) -> Result<Option<Vec<String>>, EngineError> {
         let (_, definition) = self.kept(config)?;
-        if self.image(&config.name, &definition.image.1).await?.is_some() {
+        let info = self.info(&config.name).await?;
+        if self.has_image(config, &info, &definition.image.1).await? {
             return Ok(None);
         }
         let failed = self.failed(&config.name, "list images for");
-        let info = self.info(&config.name).await?;
         if info.image_store() == ImageStore::Containerd {
-            return info.containerd.unwrap_or_default().files(MOST_LAYERS).await.map(Some).map_err(failed);
+            // Those alone that the other node has named: it is not to learn of others.
+            return info.containerd().of(&definition.files_of_image).await.map(Some).map_err(failed);
         }
         let listed: Vec<Listed> = self.api.get("/images/json").await.map_err(failed)?;
         let mut here = BTreeSet::new();
@@ -134,9 +186,10 @@ impl Docker {
         let (_, definition) = self.kept(config)?;
         let (id, failed) = (&definition.image.1, self.failed(&config.name, "save the image of"));
         let image = self.image(&config.name, id).await?;
-        let layers = image.ok_or_else(|| EngineError::NotFound(config.name.clone()))?.rootfs.layers;
+        let layers = image.ok_or_else(|| self.no_image(config, id))?.rootfs.layers;
         let there: HashSet<_> = there.into_iter().collect();
         if definition.store == ImageStore::Containerd {
+            self.whole_image(config, &self.info(&config.name).await?, id).await?;
             let own = id.clone();
             let is_left_out = move |path: &Path| {
                 let hex = path.strip_prefix(BLOBS).ok().and_then(Path::to_str);
@@ -213,33 +266,47 @@ impl Docker {
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "load the image of");
-        let known_by = match self.info(&config.name).await?.image_store() {
+        let (info, id) = (self.info(&config.name).await?, &definition.image.1);
+        let known_by = match info.image_store() {
             ImageStore::Docker => KnownBy::Configuration,
             ImageStore::Containerd => KnownBy::Manifest,
         };
-        let (pieces, passing) = without_names(from, definition.image.1.clone(), known_by);
+        let is_new = self.image(&config.name, id).await?.is_none();
+        let (pieces, passing) = without_names(from, id.clone(), known_by);
         let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;
-        if let Some(error) = passing.objection().await {
-            return Err(failed(ApiError::Broken(error.to_string())));
+        let loaded = async {
+            if let Some(error) = passing.objection().await {
+                return Err(failed(ApiError::Broken(error.to_string())));
+            }
+            let said = said.map_err(&failed)?;
+            if let Some(error) = told_error(&said) {
+                return Err(failed(error));
+            }
+            if !self.has_image(config, &info, id).await? {
+                let said = String::from_utf8_lossy(&said);
+                let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());
+                return Err(failed(ApiError::Broken(reason)));
+            }
+            Ok(())
+        };
+        let loaded = loaded.await;
+        // A part of it would be taken for all of it by whoever has Docker make a container.
+        if loaded.is_err()
+            && is_new
+            && let Err(error) = self.api.delete(&format!("/images/{}", encoded(id)), SHORT).await
+        {
+            tracing::warn!(container = %config.name, image = id, %error, "a part of an image is left here");
         }
-        let said = said.map_err(&failed)?;
-        if let Some(error) = told_error(&said) {
-            return Err(failed(error));
-        }
-        if self.image(&config.name, &definition.image.1).await?.is_none() {
-            let (id, said) = (&definition.image.1, String::from_utf8_lossy(&said));
-            let reason = format!("what has come is not the image {id}; it says {:?}", said.trim());
-            return Err(failed(ApiError::Broken(reason)));
-        }
-        Ok(())
+        loaded
     }
 }
 
-/// What dockerd says of an image of which containerd has the files, and has not made the root filesystem.
+/// What dockerd says of an image of which containerd has the files, and has not made the root filesystem. Its reason may have
+/// the digest of a layer's content, which is for those who have the layer.
 const NOT_UNPACKED: &str = "Error unpacking image";
 
 /// The error that dockerd tells at the end of its answer, which it has begun as one that is good: a line of JSON.
-fn told_error(answer: &[u8]) -> Option<ApiError> {
+pub(super) fn told_error(answer: &[u8]) -> Option<ApiError> {
     #[derive(Deserialize)]
     struct Line {
         #[serde(default)]
@@ -250,9 +317,12 @@ fn told_error(answer: &[u8]) -> Option<ApiError> {
     let mut lines = serde_json::Deserializer::from_slice(answer).into_iter::<serde_json::Value>();
     let told = lines.find_map(|line| {
         let Line { error, stream } = Line::deserialize(line.ok()?).ok()?;
-        error.or_else(|| stream.filter(|said| said.starts_with(NOT_UNPACKED)))
+        let is_not_unpacked = stream.is_some_and(|said| said.starts_with(NOT_UNPACKED));
+        error.or_else(|| {
+            is_not_unpacked.then(|| "its layers cannot be unpacked; dockerd's log says why".into())
+        })
     })?;
-    Some(ApiError::Refused { status: 500, message: told.trim().to_owned() })
+    Some(ApiError::Refused { status: 500, message: told })
 }
 
 #[cfg(test)]
@@ -278,7 +348,8 @@ mod tests {
             "{\"stream\":\"x\"}\r\n{\"errorDetail\":{\"message\":\"no room\"},\"error\":\"no room\"}\r\n";
         assert_eq!(told(answer).as_deref(), Some("no room"));
         let answer = "{\"stream\":\"Error unpacking image sha256:1: no content\\n\"}\r\n{\"stream\":\"x\"}";
-        assert_eq!(told(answer).as_deref(), Some("Error unpacking image sha256:1: no content"));
+        let said = told(answer).unwrap();
+        assert!(said.contains("cannot be unpacked") && !said.contains("no content"), "{said}");
         for good in ["{\"stream\":\"Loaded image\"}", "", "x"] {
             assert_eq!(told(good), None, "{good}");
         }

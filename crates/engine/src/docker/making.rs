@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use super::api::{ApiError, filtered};
 use super::arrival::Named;
 use super::definition::{ImageStore, restart_policy};
+use super::image::told_error;
 use super::{Docker, RUNTIME};
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
@@ -188,6 +189,9 @@ impl Docker {
             return Err(broken(error.to_string()));
         }
         let said = said.map_err(self.failed(name, "load the image of"))?;
+        if let Some(error) = told_error(&said) {
+            return Err(broken(error.to_string()));
+        }
         match self.image(name, &id).await?.is_some() {
             true => Ok(id),
             false => {

@@ -238,7 +238,10 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str, known_by: KnownBy)
                         let mut content = Vec::new();
                         entry.read_to_end(&mut content)?;
                         add(&mut copy, &path, size, content.as_slice())?;
-                        documents.keep(digest, content)?;
+                        // Of what is known by its digest nothing else is read.
+                        if known_by == KnownBy::Configuration || digest == id {
+                            documents.keep(digest, content)?;
+                        }
                     }
                     _ => add(&mut copy, &path, size, &mut entry)?,
                 }

@@ -401,6 +401,8 @@ mod tests {
         let told = care.with_place(full.to_owned());
         let place = "; the file system at /proc, which has Docker's storage /proc/self/net, is full";
         assert_eq!(told, format!("{full}{place}"));
+        // In the words of Podman's database.
+        assert!(care.with_place("beginning transaction: database or disk is full".into()).ends_with(place));
         assert_eq!(care.with_place("no such image".into()), "no such image");
     }
 }
