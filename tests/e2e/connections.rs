@@ -497,12 +497,24 @@ fn a_firewall_drops_nothing_of_a_connection_that_comes_back_to_its_node() {
         let mut nft = echo.bed.lab().command(node, "nft").unwrap();
         assert!(nft.arg(rules).status().unwrap().success());
     }
+    // And nothing that a service begins.
+    let further =
+        format!("add rule inet strict forward ip saddr {ADDRESS} ct state new counter name invalid drop");
+    let mut nft = echo.bed.lab().command("a", "nft").unwrap();
+    assert!(nft.arg(further).status().unwrap().success());
     let mut client = echo.connect();
     client.goes_on();
+    let mut sent = 0;
     for mode in MODES.iter().chain(&MODES) {
         echo.moves(mode);
         // A firewall that has not followed the connection takes its packets for invalid ones.
         let before = dropped_as_invalid(&echo, echo.on);
+        if echo.on == "a" {
+            // The service is the first to send.
+            let all = echo.fill(&client);
+            client.takes(sent, all - sent);
+            sent = all;
+        }
         client.goes_on();
         assert_eq!(dropped_as_invalid(&echo, echo.on), before, "{mode} to {}", echo.on);
     }

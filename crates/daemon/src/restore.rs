@@ -331,7 +331,7 @@ async fn layers(
         let name = if is_own || !start.reference.is_empty() { &start.reference } else { &service.image };
         let name = name.clone();
         if let Some(named) = off_worker(|| store.named(&name)).map_err(internal)? {
-            return take_layers(service, name, &named.image, is_own);
+            return take_layers(service, name, &named.image, (is_own, false));
         }
         if !start.reference.is_empty() {
             return Err(Status::not_found(format!(
@@ -366,11 +366,17 @@ async fn layers(
         if is_rootfs { store.import_rootfs(&path) } else { store.import_oci(&path) }
     });
     let imported = imported.await.map_err(internal)?.map_err(invalid)?;
-    take_layers(service, from, &imported, is_own)
+    take_layers(service, from, &imported, (is_own, true))
 }
 
-/// Takes the layers of an image, which must be those that an archive of godwit's names.
-fn take_layers(service: &mut Service, from: String, image: &Image, is_own: bool) -> Result<(), Status> {
+/// Takes the layers of an image, one of a file or one that this node knows by name, which must be those that an archive of
+/// godwit's names.
+fn take_layers(
+    service: &mut Service,
+    from: String,
+    image: &Image,
+    (is_own, is_file): (bool, bool),
+) -> Result<(), Status> {
     let found: Vec<_> = image.layers.iter().map(ToString::to_string).collect();
     if is_own && found != service.layers {
         return Err(Status::failed_precondition(format!(
@@ -379,8 +385,12 @@ fn take_layers(service: &mut Service, from: String, image: &Image, is_own: bool)
         )));
     }
     service.layers = found;
-    // An archive that Podman has written of an image may have another configuration.
-    service.image_id = service.image_id.take().or_else(|| image.id.as_ref().map(ToString::to_string));
+    let id = image.id.as_ref().map(ToString::to_string);
+    service.image_id = match is_file || is_own {
+        // An archive that Podman has written of its image may have another configuration.
+        true => service.image_id.take().or(id),
+        false => id,
+    };
     if is_own {
         service.image = from;
     }

@@ -156,7 +156,7 @@ impl Docker {
         if let Some(objection) = info.objection() {
             return Fitness::unfit(objection, "its containers do not move; see docs/docker.md");
         }
-        match info.apart(true).await {
+        match info.apart(false).await {
             Ok(None) => {}
             Ok(Some(objection)) => {
                 return Fitness::unfit(objection, "put both on one filesystem; see docs/docker.md");
@@ -326,7 +326,7 @@ impl Keeps for Docker {
     ) -> Result<Vec<String>, EngineError> {
         let info = self.info(name).await?;
         let objection = match info.objection() {
-            None => info.apart(true).await.unwrap_or_else(Some),
+            None => info.apart(!volumes.is_empty()).await.unwrap_or_else(Some),
             objection => objection,
         };
         let volumes = self.volume_objections(name, volumes, users).await?;

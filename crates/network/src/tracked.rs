@@ -1,33 +1,46 @@
 //! What this node's kernel tracks of connections (nf_conntrack), which a service that comes must not meet.
 //!
-//! A service that was here before has left entries behind. Its connections went on elsewhere, past what the kernel saw here,
-//! so that it takes their packets for invalid ones when they come through this node again, and firewalls drop those
-//! (`ct state invalid drop`, as ufw, firewalld and netavark have it). Forgotten connections are taken up in the middle
-//! (`nf_conntrack_tcp_loose`, on unless somebody has changed it).
-//!
-//! Connections whose addresses this node translates stay: those of published ports, whose node is in their way all the time.
+//! A service that was here before has left entries behind. Its connections went on elsewhere, past what the kernel saw here, so
+//! that it takes their packets for invalid ones when they come through this node again, and firewalls drop those
+//! (`ct state invalid drop`, as ufw, firewalld and netavark have it). So the kernel is told not to compare their sequence numbers
+//! with what it has seen, as it does by itself with connections that it takes up in the middle. All else of an entry stays: who
+//! has begun it, and what is translated.
 
 use std::collections::HashSet;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use netlink_packet_netfilter::conntrack::{ConntrackAttribute, ConntrackMessage, IPTuple, Tuple};
+use netlink_packet_netfilter::conntrack::{
+    ConntrackAttribute, ConntrackMessage, IPTuple, ProtoInfo, ProtoInfoTCP, Tuple,
+};
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
 };
-use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_core::{
+    DefaultNla, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload, Nla,
+};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{Socket, SocketAddr};
 
 /// It is there where the kernel tracks connections. Asking otherwise would have it load what tracks them.
 const TRACKING: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 
-/// Forgets the connections with these addresses in the network namespace of the calling thread; how many there were.
+/// The attribute with the zone of an entry, in which alone it is found (`CTA_ZONE`).
+const ZONE: u16 = 18;
+
+/// What is said of the packets of each direction (`CTA_PROTOINFO_TCP_FLAGS_ORIGINAL` and `_REPLY`).
+const FLAGS: [u16; 2] = [4, 5];
+
+/// Sequence numbers are not compared (`IP_CT_TCP_FLAG_BE_LIBERAL`).
+const LIBERAL: u8 = 0x08;
+
+/// Has the kernel take all packets of the TCP connections with these addresses for valid ones, in the network namespace of the
+/// calling thread; how many connections there are.
 ///
 /// # Errors
-/// The kernel refuses.
-pub(crate) async fn forget(addresses: Vec<IpAddr>) -> io::Result<usize> {
+/// The kernel refuses. The others of them are as they shall be.
+pub(crate) async fn relax(addresses: Vec<IpAddr>) -> io::Result<usize> {
     if !Path::new(TRACKING).exists() {
         return Ok(0);
     }
@@ -35,71 +48,78 @@ pub(crate) async fn forget(addresses: Vec<IpAddr>) -> io::Result<usize> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
-    let forgetting = tokio::task::spawn_blocking(move || {
+    let relaxing = tokio::task::spawn_blocking(move || {
         let addresses: HashSet<_> = addresses.into_iter().collect();
-        let mut forgotten = 0;
+        let mut found = Vec::new();
         for family in [NetfilterProtoFamily::IPv4, NetfilterProtoFamily::IPv6] {
-            let listed = ask(&socket, family, ConntrackMessage::Get(Vec::new()), NLM_F_DUMP)?;
-            for attributes in listed.into_iter().filter(|attributes| is_of(attributes, &addresses)) {
-                match ask(&socket, family, ConntrackMessage::Delete(naming(attributes)), NLM_F_ACK) {
-                    // It has ended meanwhile.
-                    Err(error) if error.kind() == ErrorKind::NotFound => {}
-                    forgot => {
-                        forgot?;
-                        forgotten += 1;
-                    }
+            let listed = ask(&socket, family, ConntrackMessage::Get(Vec::new()), NLM_F_DUMP, |entry| {
+                if is_of(&entry, &addresses) {
+                    found.push((family, relaxed(entry)));
                 }
+            });
+            match listed {
+                // The kernel has no such interface.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(0),
+                listed => listed?,
             }
         }
-        Ok(forgotten)
-    });
-    forgetting.await.map_err(io::Error::other)?
-}
-
-/// Source and destination of one direction.
-fn ends(tuples: &[Tuple]) -> Option<(IpAddr, IpAddr)> {
-    let (mut source, mut destination) = (None, None);
-    let parts = tuples.iter().filter_map(|tuple| match tuple {
-        Tuple::Ip(parts) => Some(parts),
-        _ => None,
-    });
-    for part in parts.flatten() {
-        match part {
-            IPTuple::SourceAddress(address) => source = Some(*address),
-            IPTuple::DestinationAddress(address) => destination = Some(*address),
-            _ => {}
+        let (mut relaxed, mut refused) = (0, None);
+        for (family, entry) in found {
+            match ask(&socket, family, ConntrackMessage::New(entry), NLM_F_ACK, drop) {
+                Ok(()) => relaxed += 1,
+                // It has ended meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => refused = Some(error),
+            }
         }
-    }
-    source.zip(destination)
+        refused.map_or(Ok(relaxed), Err)
+    });
+    relaxing.await.map_err(io::Error::other)?
 }
 
-/// Whether a connection is one of these addresses, which nobody translates.
-fn is_of(attributes: &[ConntrackAttribute], addresses: &HashSet<IpAddr>) -> bool {
-    let (mut there, mut back) = (None, None);
-    for attribute in attributes {
-        match attribute {
-            ConntrackAttribute::CtaTupleOrig(tuples) => there = ends(tuples),
-            ConntrackAttribute::CtaTupleReply(tuples) => back = ends(tuples),
-            _ => {}
+/// Whether a connection is TCP's, and one of these addresses is an end of it.
+fn is_of(entry: &[ConntrackAttribute], addresses: &HashSet<IpAddr>) -> bool {
+    let is_tcp = |attribute: &ConntrackAttribute| match attribute {
+        ConntrackAttribute::CtaProtoInfo(of) => of.iter().any(|of| matches!(of, ProtoInfo::TCP(_))),
+        _ => false,
+    };
+    let ends = entry.iter().flat_map(|attribute| match attribute {
+        ConntrackAttribute::CtaTupleOrig(tuples) | ConntrackAttribute::CtaTupleReply(tuples) => {
+            tuples.as_slice()
         }
-    }
-    let Some(((source, destination), back)) = there.zip(back) else { return false };
-    back == (destination, source) && (addresses.contains(&source) || addresses.contains(&destination))
+        _ => &[],
+    });
+    let mut parts = ends.flat_map(|tuple| match tuple {
+        Tuple::Ip(parts) => parts.as_slice(),
+        _ => &[],
+    });
+    let is_end = |part: &IPTuple| match part {
+        IPTuple::SourceAddress(address) | IPTuple::DestinationAddress(address) => addresses.contains(address),
+        _ => false,
+    };
+    entry.iter().any(is_tcp) && parts.any(is_end)
 }
 
-/// What the kernel finds it by.
-fn naming(attributes: Vec<ConntrackAttribute>) -> Vec<ConntrackAttribute> {
-    let is_name = |attribute: &ConntrackAttribute| matches!(attribute, ConntrackAttribute::CtaTupleOrig(_));
-    attributes.into_iter().filter(is_name).collect()
+/// What the kernel finds an entry by, and what is to become of it.
+fn relaxed(entry: Vec<ConntrackAttribute>) -> Vec<ConntrackAttribute> {
+    let names = entry.into_iter().filter(|attribute| match attribute {
+        ConntrackAttribute::CtaTupleOrig(_) => true,
+        ConntrackAttribute::Other(other) => other.kind() == ZONE,
+        _ => false,
+    });
+    // The flags, and which of them count.
+    let both = FLAGS.map(|kind| ProtoInfoTCP::Other(DefaultNla::new(kind, vec![LIBERAL, LIBERAL]))).to_vec();
+    names.chain([ConntrackAttribute::CtaProtoInfo(vec![ProtoInfo::TCP(both)])]).collect()
 }
 
-/// Sends one message, and waits for all answers to it.
+/// Sends one message, and takes all answers to it.
 fn ask(
     socket: &Socket,
     family: NetfilterProtoFamily,
     message: ConntrackMessage,
     flags: u16,
-) -> io::Result<Vec<Vec<ConntrackAttribute>>> {
+    mut take: impl FnMut(Vec<ConntrackAttribute>),
+) -> io::Result<()> {
     let mut request =
         NetlinkMessage::from(NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), message));
     request.header.flags = NLM_F_REQUEST | flags;
@@ -107,7 +127,6 @@ fn ask(
     let mut bytes = vec![0; request.buffer_len()];
     request.serialize(&mut bytes);
     socket.send(&bytes, 0)?;
-    let mut answers = Vec::new();
     loop {
         let (bytes, _) = socket.recv_from_full()?;
         let mut rest = bytes.as_slice();
@@ -118,11 +137,14 @@ fn ask(
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
             match answer.payload {
                 NetlinkPayload::InnerMessage(NetfilterMessage {
-                    inner: NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)),
+                    inner: NetfilterMessageInner::Conntrack(ConntrackMessage::New(entry)),
                     ..
-                }) => answers.push(attributes),
+                }) => take(entry),
                 NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
-                NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(answers),
+                NetlinkPayload::Done(done) if done.code < 0 => {
+                    return Err(io::Error::from_raw_os_error(-done.code));
+                }
+                NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => return Ok(()),
                 _ => {}
             }
         }
@@ -131,26 +153,50 @@ fn ask(
 
 #[cfg(test)]
 mod tests {
+    use rtnetlink::packet_core::Emitable;
+
     use super::*;
 
-    #[test]
-    fn a_connection_that_is_translated_is_not_one_of_the_services() {
-        let [client, node, service, other] = [1, 2, 3, 4].map(|last| IpAddr::from([10, 0, 0, last]));
-        let tuple = |(source, destination): (IpAddr, IpAddr)| {
+    fn entry(there: [u8; 2], back: [u8; 2], protocol: ProtoInfo) -> Vec<ConntrackAttribute> {
+        let tuple = |[source, destination]: [u8; 2]| {
+            let [source, destination] = [source, destination].map(|last| IpAddr::from([10, 0, 0, last]));
             vec![Tuple::Ip(vec![IPTuple::SourceAddress(source), IPTuple::DestinationAddress(destination)])]
         };
-        let is_services = |there: (IpAddr, IpAddr), back: (IpAddr, IpAddr)| {
-            let attributes = [
-                ConntrackAttribute::CtaTupleOrig(tuple(there)),
-                ConntrackAttribute::CtaTupleReply(tuple(back)),
-            ];
-            is_of(&attributes, &HashSet::from([service]))
-        };
-        assert!(is_services((client, service), (service, client)));
-        assert!(is_services((service, client), (client, service)));
-        assert!(!is_services((client, other), (other, client)));
+        vec![
+            ConntrackAttribute::CtaTupleOrig(tuple(there)),
+            ConntrackAttribute::CtaTupleReply(tuple(back)),
+            ConntrackAttribute::CtaProtoInfo(vec![protocol]),
+            ConntrackAttribute::Other(DefaultNla::new(ZONE, vec![0, 7])),
+            ConntrackAttribute::Other(DefaultNla::new(ZONE + 1, vec![0, 0])),
+        ]
+    }
+
+    #[test]
+    fn connections_of_a_service_are_found_by_either_end_also_where_an_address_is_translated() {
+        let of_three = HashSet::from([IpAddr::from([10, 0, 0, 3])]);
+        let is_its =
+            |there, back| is_of(&entry(there, back, ProtoInfo::TCP(vec![ProtoInfoTCP::State(3)])), &of_three);
+        assert!(is_its([1, 3], [3, 1]) && is_its([3, 1], [1, 3]));
         // A published port, and a service that calls out.
-        assert!(!is_services((client, node), (service, node)));
-        assert!(!is_services((service, client), (client, node)));
+        assert!(is_its([1, 2], [3, 2]) && is_its([3, 1], [1, 2]));
+        assert!(!is_its([1, 4], [4, 1]));
+        let of_others = ProtoInfo::Other(DefaultNla::new(2, Vec::new()));
+        assert!(!is_of(&entry([1, 3], [3, 1], of_others), &of_three), "not TCP's");
+    }
+
+    #[test]
+    fn an_entry_is_named_by_its_first_direction_and_zone_and_keeps_all_but_two_flags() {
+        let whole = entry([1, 3], [3, 1], ProtoInfo::TCP(vec![ProtoInfoTCP::State(3)]));
+        let asked = relaxed(whole.clone());
+        let [ConntrackAttribute::CtaTupleOrig(_), ConntrackAttribute::Other(zone), flags] = asked.as_slice()
+        else {
+            panic!("{asked:?}")
+        };
+        assert_eq!((zone.kind(), &asked[0]), (ZONE, &whole[0]));
+        let mut bytes = vec![0; flags.buffer_len()];
+        flags.emit(&mut bytes);
+        // As `conntrack --update` writes them: CTA_PROTOINFO_TCP_FLAGS_ORIGINAL and _REPLY.
+        let told: Vec<_> = [4_u8, 5].into_iter().flat_map(|kind| [6, 0, kind, 0, 8, 8, 0, 0]).collect();
+        assert!(bytes.ends_with(&told), "{bytes:?}");
     }
 }

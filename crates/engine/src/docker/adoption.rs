@@ -9,7 +9,9 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::definition::{Bound, Config, Definition, HostConfig, ImageStore, MountedVolume, OTHERWISE};
+use super::definition::{
+    Bound, Config, Definition, HostConfig, ImageStore, MountedVolume, OTHERWISE, is_digest,
+};
 use super::{Docker, RUNTIME, containerd, encoded, filtered, shim_of};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
@@ -388,7 +390,8 @@ impl Docker {
         }
         if definition.store == ImageStore::Containerd {
             let files = info.containerd().image(&definition.image.1).await;
-            definition.files_of_image = files.map_err(self.failed(name, "look at the image of"))?.here;
+            let files = files.map_err(self.failed(name, "look at the image of"))?.here.into_iter();
+            definition.files_of_image = files.filter(|file| is_digest(file)).collect();
         }
         let spec = self.spec_of(name, look.reader)?;
         let mounts = spec["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();

@@ -4,6 +4,7 @@
 //! What Docker's API does not tell, containerd does: where the root filesystems are, and which files of images are here. Nothing
 //! is changed in containerd.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use containerd_client::Client;
@@ -157,36 +158,65 @@ impl Containerd {
     /// The files of an image with this ID: a manifest, or a list of manifests for several platforms.
     pub(super) async fn image(&self, id: &str) -> Result<ImageFiles, ApiError> {
         let looked = self.ask(async |client| {
-            let mut files = ImageFiles::default();
-            // What is to be looked at, and whether a container here needs it.
-            let mut next = vec![(id.to_owned(), true, true)];
-            while let Some((digest, is_needed, is_document)) = next.pop() {
+            let (mut files, mut seen) = (ImageFiles::default(), HashSet::new());
+            let mut documents = vec![(id.to_owned(), For::This)];
+            // What has more is no image that somebody would miss a file of.
+            while let Some((digest, platform)) = documents.pop()
+                && seen.len() < MOST_FILES
+            {
+                if !seen.insert(digest.clone()) {
+                    continue;
+                }
                 let Some(bytes) = self.size(&client, &digest).await? else {
-                    files.lacks.extend(is_needed.then_some(digest));
+                    files.note(platform, Some(digest));
                     continue;
                 };
-                if files.here.len() >= MOST_FILES {
-                    return Err(Status::resource_exhausted(format!("{id} has more files than an image has")));
-                }
-                if !files.here.contains(&digest) {
-                    files.bytes = files.bytes.saturating_add(bytes);
-                    files.here.push(digest.clone());
-                }
-                if !is_document {
+                files.add(&digest, bytes);
+                let document = self.document(&client, &digest).await?.unwrap_or_default();
+                if let Some(list) = document.manifests {
+                    documents.extend(list.into_iter().map(|of| (of.digest, For::of(of.platform.as_ref()))));
                     continue;
                 }
-                let document = self.document(&client, &digest).await?.unwrap_or_default();
-                let manifests = document.manifests.into_iter();
-                next.extend(manifests.map(|of| {
-                    let is_own = is_needed && of.platform.is_some_and(|platform| platform.is_this());
-                    (of.digest, is_own, true)
-                }));
-                let blobs = document.config.into_iter().chain(document.layers);
-                next.extend(blobs.map(|of| (of.digest, is_needed, false)));
+                let mut lacks = document.config.is_none().then_some(digest);
+                for blob in document.config.into_iter().chain(document.layers.unwrap_or_default()) {
+                    if seen.len() >= MOST_FILES {
+                        break;
+                    }
+                    match self.size(&client, &blob.digest).await? {
+                        Some(bytes) if seen.insert(blob.digest.clone()) => files.add(&blob.digest, bytes),
+                        Some(_) => {}
+                        None => lacks = lacks.or(Some(blob.digest)),
+                    }
+                }
+                files.note(platform, lacks);
             }
             Ok(files)
         });
         looked.await
+    }
+}
+
+/// For which machine a manifest is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum For {
+    This,
+    Another,
+    /// It says something of another one, as who has made it.
+    None,
+}
+
+impl For {
+    fn of(platform: Option<&Platform>) -> Self {
+        match platform {
+            None => Self::This,
+            Some(Platform { os, .. }) if os == "unknown" => Self::None,
+            Some(Platform { os, architecture }) => {
+                match os == "linux" && architecture == machine_architecture() {
+                    true => Self::This,
+                    false => Self::Another,
+                }
+            }
+        }
     }
 }
 
@@ -195,19 +225,41 @@ impl Containerd {
 pub(super) struct ImageFiles {
     /// The digests of those that are here, whatever the platform.
     pub(super) here: Vec<String>,
-    /// Of those that a container of this machine's platform needs the ones that are not.
-    pub(super) lacks: Vec<String>,
-    /// Bytes of those that are here.
+    /// Bytes of those.
     pub(super) bytes: u64,
+    /// Whether all are here that a machine needs, and that this one does.
+    pub(super) is_whole: bool,
+    pub(super) is_whole_for_this: bool,
+    /// One that is not.
+    pub(super) lacks: Option<String>,
+}
+
+impl ImageFiles {
+    fn add(&mut self, digest: &str, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.here.push(digest.to_owned());
+    }
+
+    /// Notes of a manifest what is not here.
+    fn note(&mut self, platform: For, lacks: Option<String>) {
+        match lacks {
+            None => {
+                self.is_whole |= platform != For::None;
+                self.is_whole_for_this |= platform == For::This;
+            }
+            Some(lacks) if platform == For::This => self.lacks = Some(lacks),
+            Some(_) => {}
+        }
+    }
 }
 
 /// A list of manifests, or a manifest.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Document {
-    manifests: Vec<Descriptor>,
+    manifests: Option<Vec<Descriptor>>,
     config: Option<Descriptor>,
-    layers: Vec<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -221,12 +273,6 @@ struct Descriptor {
 struct Platform {
     architecture: String,
     os: String,
-}
-
-impl Platform {
-    fn is_this(&self) -> bool {
-        self.os == "linux" && self.architecture == machine_architecture()
-    }
 }
 
 /// Nothing where there is none of that name.
@@ -248,6 +294,28 @@ mod tests {
         assert!(is_snapshotter(&status(r#"[["driver-type", "io.containerd.snapshotter.v1"]]"#)));
         // Docker's own.
         assert!(!is_snapshotter(&status(r#"[["Backing Filesystem", "extfs"], ["driver-type", "x"]]"#)));
+    }
+
+    #[test]
+    fn an_image_is_whole_by_a_manifest_that_lacks_nothing() {
+        let noted = |notes: &[(For, Option<&str>)]| {
+            let mut files = ImageFiles::default();
+            for (platform, lacks) in notes {
+                files.note(*platform, lacks.map(str::to_owned));
+            }
+            (files.is_whole, files.is_whole_for_this, files.lacks.is_some())
+        };
+        assert_eq!(noted(&[(For::This, None), (For::Another, Some("x"))]), (true, true, false));
+        // One of two for this machine; one for another machine; what somebody says of it.
+        assert_eq!(noted(&[(For::This, Some("x")), (For::This, None)]), (true, true, true));
+        assert_eq!(noted(&[(For::This, Some("x")), (For::Another, None)]), (true, false, true));
+        assert_eq!(noted(&[(For::This, Some("x")), (For::None, None)]), (false, false, true));
+        let platform = |architecture: &str, os: &str| {
+            For::of(Some(&Platform { architecture: architecture.into(), os: os.into() }))
+        };
+        assert_eq!(platform(machine_architecture(), "linux"), For::This);
+        assert_eq!(platform("riscv64", "linux"), For::Another);
+        assert_eq!(platform("unknown", "unknown"), For::None);
     }
 
     #[tokio::test]

@@ -250,6 +250,11 @@ pub(super) fn place_of(volumes: &Path, volume: &str) -> PathBuf {
     volumes.join(volume).join("_data")
 }
 
+/// Whether this names a file of an image by its content.
+pub(super) fn is_digest(name: &str) -> bool {
+    name.strip_prefix("sha256:").is_some_and(is_id)
+}
+
 impl Definition {
     /// One that another node has told.
     pub(super) fn told(definition: &Value) -> io::Result<Self> {
@@ -314,8 +319,7 @@ impl Definition {
         if !self.image.1.strip_prefix("sha256:").is_some_and(is_id) {
             found.push(format!("the ID of its image is {:?}", self.image.1));
         }
-        let is_digest = |file: &String| file.strip_prefix("sha256:").is_some_and(is_id);
-        if self.files_of_image.len() > MOST_FILES || !self.files_of_image.iter().all(is_digest) {
+        if self.files_of_image.len() > MOST_FILES || !self.files_of_image.iter().all(|file| is_digest(file)) {
             found.push("its image has other files than an image has".to_owned());
         }
         for (number, volume) in self.volumes.iter().enumerate() {

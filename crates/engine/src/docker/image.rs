@@ -18,7 +18,6 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::api::ApiError;
-use super::containerd::ImageFiles;
 use super::definition::ImageStore;
 use super::{Docker, Info, encoded};
 use crate::container::{ContainerConfig, EngineError};
@@ -35,6 +34,8 @@ use crate::image::Digest;
 pub(super) struct Inspected {
     id: String,
     size: u64,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
     #[serde(default, rename = "RootFS")]
     rootfs: RootFs,
 }
@@ -88,7 +89,10 @@ impl Docker {
         let info = self.info(&config.name).await?;
         let size = match info.image_store() {
             ImageStore::Docker => image.size,
-            ImageStore::Containerd => self.whole_image(config, &info, id).await?.bytes,
+            ImageStore::Containerd => {
+                let files = info.containerd().image(id).await;
+                files.map_err(self.failed(&config.name, "look at the image of"))?.bytes
+            }
         };
         Ok(size.saturating_add(size / 4))
     }
@@ -102,23 +106,15 @@ impl Docker {
         )
     }
 
-    /// The files of an image that containerd has, all that a container needs of it. It may lack some: Docker does not fetch a
-    /// layer from a registry whose content it has by another image, and cannot write the image then.
-    async fn whole_image(
-        &self,
-        config: &ContainerConfig,
-        info: &Info,
-        id: &str,
-    ) -> Result<ImageFiles, EngineError> {
-        let failed = self.failed(&config.name, "look at the image of");
-        let files = info.containerd().image(id).await.map_err(&failed)?;
-        match files.lacks.as_slice() {
-            [] => Ok(files),
-            [first, ..] => Err(failed(ApiError::Broken(format!(
-                "{} of the files of the image {id} are not here, as {first}, so that Docker cannot write it; have it at the destination before, by `docker pull`",
-                files.lacks.len()
-            )))),
-        }
+    /// Refuses an image of which containerd lacks a file: Docker does not fetch a layer from a registry whose content it has by
+    /// another image, and writes less than an image then.
+    async fn is_whole(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let failed = self.failed(&config.name, "write the image of");
+        let files = self.info(&config.name).await?.containerd().image(id).await.map_err(&failed)?;
+        let Some(lacks) = files.lacks.filter(|_| !files.is_whole) else { return Ok(()) };
+        Err(failed(ApiError::Broken(format!(
+            "it does not have the file {lacks} of the image {id}; have the image at the destination before, by `docker pull`"
+        ))))
     }
 
     /// Whether a container can be made of an image here.
@@ -128,13 +124,14 @@ impl Docker {
             return Ok(true);
         }
         // Docker tells of one, too, of which it has no more than a name for it.
-        let Some(chain) = chains(&image.rootfs.layers).pop() else { return Ok(false) };
         let failed = self.failed(&config.name, "look at the image of");
         let containerd = info.containerd();
-        if containerd.has_layers(&chain).await.map_err(&failed)? {
+        if let Some(chain) = chains(&image.rootfs.layers).pop()
+            && containerd.has_layers(&chain).await.map_err(&failed)?
+        {
             return Ok(true);
         }
-        Ok(containerd.image(id).await.map_err(&failed)?.lacks.is_empty())
+        Ok(containerd.image(id).await.map_err(&failed)?.is_whole_for_this)
     }
 
     /// The chain IDs of the layers that are here, of whatever image, where this one is not; the digests of its own files that
@@ -189,7 +186,7 @@ impl Docker {
         let layers = image.ok_or_else(|| self.no_image(config, id))?.rootfs.layers;
         let there: HashSet<_> = there.into_iter().collect();
         if definition.store == ImageStore::Containerd {
-            self.whole_image(config, &self.info(&config.name).await?, id).await?;
+            self.is_whole(config, id).await?;
             let own = id.clone();
             let is_left_out = move |path: &Path| {
                 let hex = path.strip_prefix(BLOBS).ok().and_then(Path::to_str);
@@ -293,11 +290,23 @@ impl Docker {
         // A part of it would be taken for all of it by whoever has Docker make a container.
         if loaded.is_err()
             && is_new
-            && let Err(error) = self.api.delete(&format!("/images/{}", encoded(id)), SHORT).await
+            && let Err(error) = self.remove_part(config, &info, id).await
         {
             tracing::warn!(container = %config.name, image = id, %error, "a part of an image is left here");
         }
         loaded
+    }
+}
+
+impl Docker {
+    /// Removes an image of which a part has come, and to which nobody has given a name or the rest meanwhile.
+    async fn remove_part(&self, config: &ContainerConfig, info: &Info, id: &str) -> Result<(), EngineError> {
+        let Some(image) = self.image(&config.name, id).await? else { return Ok(()) };
+        if image.repo_tags.is_some_and(|tags| !tags.is_empty()) || self.has_image(config, info, id).await? {
+            return Ok(());
+        }
+        let removed = self.api.delete(&format!("/images/{}", encoded(id)), SHORT).await;
+        removed.map_err(self.failed(&config.name, "remove a part of the image of"))
     }
 }
 

@@ -176,24 +176,24 @@ impl Overlay {
         let prefix6 = self.config.prefix6;
         inside(&endpoint.netns, service.nth, Inside::Address { subnet, prefix6, address, mtu }).await?;
         if missing != Missing::Nothing {
-            self.forget_connections(service).await;
+            self.relax_connections(service).await;
         }
         self.know(service.address, service.mac).await
     }
 
-    /// The kernel is to know nothing of connections that it has seen when the service was here before.
-    async fn forget_connections(&self, service: &ServiceEndpoint) {
+    /// The kernel may have seen a part of its connections, when it was here before.
+    async fn relax_connections(&self, service: &ServiceEndpoint) {
         let address6 = self.address6(service.address).map(IpAddr::from);
         let addresses = address6.into_iter().chain([service.address.into()]).collect();
-        match tracked::forget(addresses).await {
+        match tracked::relax(addresses).await {
             Ok(0) => {}
             Ok(connections) => {
-                tracing::debug!(service = %service.name, connections, "the kernel has forgotten connections");
+                tracing::debug!(service = %service.name, connections, "the kernel takes up connections that it has not seen all of");
             }
             Err(error) => tracing::warn!(
                 service = %service.name,
                 %error,
-                "the kernel may take packets of connections for invalid: `conntrack --delete --dst ADDRESS` helps"
+                "a firewall of this node may drop packets of its connections as invalid"
             ),
         }
     }
