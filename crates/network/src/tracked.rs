@@ -1,10 +1,10 @@
-//! What this node's kernel tracks of connections (nf_conntrack), which a service that comes must not meet.
+//! What this node's kernel tracks of connections (nf_conntrack), made fit for a service that comes.
 //!
-//! A service that was here before has left entries behind. Its connections went on elsewhere, past what the kernel saw here, so
-//! that it takes their packets for invalid ones when they come through this node again, and firewalls drop those
-//! (`ct state invalid drop`, as ufw, firewalld and netavark have it). So the kernel is told not to compare their sequence numbers
-//! with what it has seen, as it does by itself with connections that it takes up in the middle. All else of an entry stays: who
-//! has begun it, and what is translated.
+//! A service that was here before has left entries behind. Its connections went on elsewhere, unseen by this kernel. When they
+//! come through this node again, it takes their packets for invalid ones, and firewalls drop those (`ct state invalid drop`, as
+//! ufw, firewalld and netavark have it). So the kernel is told not to compare their sequence numbers with what it has seen. It
+//! does so by itself with connections that it takes up in the middle. All else of an entry stays: who has begun it, and what is
+//! translated.
 
 use std::collections::HashSet;
 use std::io;

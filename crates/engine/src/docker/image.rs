@@ -5,8 +5,8 @@
 //! asks for the file of a layer only where it does not have the chain. In an archive the layers have no names of their own: which
 //! file is which stands in a list at its end. So where layers are to be left out, dockerd writes the archive twice.
 //!
-//! containerd keeps the files of an image by their digests, as they came from a registry, and so has the archive them. The other
-//! node tells which it has.
+//! containerd keeps the files of an image by their digests, as they came from a registry, and the archive has them by these. The
+//! other node tells which of the files it has. It may have a part of an image: such a one counts as not there.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write as _};
