@@ -142,6 +142,7 @@ mod tests {
             receive_queue: 0,
             send_queue: 0,
             tcp: TcpInfo::default(),
+            identity: godwit_sockets::inet::Identity::default(),
         };
         let ages = [(0, 1000), (0, 400), (1, 1990), (3, 1000), (255, 1000), (0, 5000)]
             .map(|(retransmits, timer_ms)| since_answer(&half_made(retransmits, timer_ms)).as_millis());

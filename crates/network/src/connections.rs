@@ -1,8 +1,8 @@
 //! A service's connections, as the kernel lists them inside its network namespace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use godwit_sockets::SockDiag;
@@ -79,6 +79,46 @@ pub struct TcpDetails {
 pub async fn inside(netns: &Path) -> Result<Connections, NetworkError> {
     let listed = enter(netns, list).await?;
     listed.map_err(NetworkError::system(format!("list the connections in {}", netns.display())))
+}
+
+/// Ends the TCP connections in the network namespace that is mounted there by addresses that are its own no more, or are about
+/// to be: with `all` every one but those by the loopback. A program would wait for minutes for such a connection, and so
+/// would the other side, which is told as long as the address is there.
+///
+/// # Errors
+/// When it cannot be entered, or the kernel refuses.
+pub async fn end(netns: &Path, all: bool) -> Result<usize, NetworkError> {
+    let ended = enter(netns, move || end_here(all)).await?;
+    ended.map_err(NetworkError::system(format!("end the connections in {}", netns.display())))
+}
+
+fn end_here(all: bool) -> io::Result<usize> {
+    let own: BTreeSet<IpAddr> = nix::ifaddrs::getifaddrs()?.filter_map(|of| ip_of(of.address?)).collect();
+    let is_meant =
+        |local: IpAddr| !local.is_loopback() && !local.is_unspecified() && (all || !own.contains(&local));
+    let sockets = SockDiag::open()?;
+    let mut ends = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        let listed = sockets.inet(family, Transport::Tcp, States::CONNECTED, |socket| {
+            if is_meant(socket.local.ip()) {
+                ends.push(socket.identity);
+            }
+        });
+        match listed {
+            // Without IPv6 there is nothing of it.
+            Err(error) if family == Family::V6 && error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    for identity in &ends {
+        sockets.end(identity)?;
+    }
+    Ok(ends.len())
+}
+
+fn ip_of(address: nix::sys::socket::SockaddrStorage) -> Option<IpAddr> {
+    let four = address.as_sockaddr_in().map(|four| IpAddr::V4(four.ip()));
+    four.or_else(|| address.as_sockaddr_in6().map(|six| IpAddr::V6(six.ip())))
 }
 
 /// Lists the sockets of the calling thread's network namespace.
@@ -224,6 +264,7 @@ mod tests {
             receive_queue: 5,
             send_queue: 1448,
             tcp: TcpInfo::default(),
+            identity: godwit_sockets::inet::Identity::default(),
         };
         let expected = Connection {
             protocol: Protocol::Tcp,

@@ -7,12 +7,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use rustix::net::{AddressFamily, ipproto};
 
 use crate::SockDiag;
-use crate::message::{attribute, malformed, short, word};
+use crate::message::{self, attribute, malformed, short, word};
 
 /// Bytes of `struct inet_diag_req_v2`, of which the last are a `struct inet_diag_sockid`, and of
 /// `struct inet_diag_msg`.
 const REQUEST: usize = 56;
 const MESSAGE: usize = 72;
+/// Bytes of `struct inet_diag_sockid`.
+const ID: usize = 48;
 const INET_DIAG_INFO: u16 = 2;
 /// Whatever the socket's number is (`INET_DIAG_NOCOOKIE`).
 const NO_COOKIE: [u8; 8] = [u8::MAX; 8];
@@ -44,6 +46,9 @@ impl States {
     pub const ALL: Self = Self(u32::MAX);
     /// `TCP_SYN_RECV`: connections that are half made.
     pub const HALF_MADE: Self = Self(1 << 3);
+    /// `TCP_ESTABLISHED`, `TCP_SYN_SENT`, and those of connections that are being closed and have a program: `TCP_FIN_WAIT1`,
+    /// `TCP_FIN_WAIT2`, `TCP_CLOSE_WAIT`, `TCP_LAST_ACK` and `TCP_CLOSING`.
+    pub const CONNECTED: Self = Self(1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11);
     /// `TCP_LISTEN`.
     pub const LISTENING: Self = Self(1 << 10);
 }
@@ -69,6 +74,21 @@ pub struct Socket {
     pub send_queue: u32,
     /// More of TCP.
     pub tcp: TcpInfo,
+    /// Which one it is, for [`SockDiag::end`].
+    pub identity: Identity,
+}
+
+/// Tells one socket from all others, also from later ones with the same addresses (family and `struct inet_diag_sockid`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    family: u8,
+    id: [u8; ID],
+}
+
+impl Default for Identity {
+    fn default() -> Self {
+        Self { family: 0, id: [0; ID] }
+    }
 }
 
 /// `struct tcp_info`; each field is there as far as the kernel gave it.
@@ -169,6 +189,21 @@ impl SockDiag {
     }
 }
 
+impl SockDiag {
+    /// Ends a connection of TCP: its program reads and writes no more (ECONNABORTED), and the other side is told by a reset, if
+    /// a route leads there. No error where it has ended meanwhile.
+    ///
+    /// # Errors
+    /// When the kernel refuses: [`io::ErrorKind::Unsupported`] where it cannot do this (`CONFIG_INET_DIAG_DESTROY`).
+    pub fn end(&self, identity: &Identity) -> io::Result<()> {
+        let tcp = u8::try_from(ipproto::TCP.as_raw().get()).unwrap_or_default();
+        let mut request = vec![identity.family, tcp, 0, 0];
+        request.extend(States::ALL.0.to_ne_bytes());
+        request.extend(identity.id);
+        self.act(message::DESTROY, &request)
+    }
+}
+
 /// Asks for all sockets in these states, or for the one between two ends.
 fn request(
     family: Family,
@@ -225,6 +260,7 @@ fn parse(body: &[u8]) -> Option<Socket> {
         receive_queue: word(fixed, 56)?,
         send_queue: word(fixed, 60)?,
         tcp: TcpInfo(info.unwrap_or_default().to_vec()),
+        identity: Identity { family, id: *fixed.get(4..)?.first_chunk()? },
     })
 }
 
@@ -288,6 +324,7 @@ mod tests {
             receive_queue: 5,
             send_queue: 1448,
             tcp: tcp.clone(),
+            identity: found.identity,
         };
         assert_eq!(found, expected);
         assert_eq!([tcp.rto_us(), tcp.unacked(), tcp.rtt_us()], [Some(204_000), Some(1), Some(250)]);

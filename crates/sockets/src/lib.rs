@@ -47,7 +47,7 @@ impl SockDiag {
 
     /// Sends a request for all sockets of a kind, and hands on each answer's body.
     fn dump(&self, request: &[u8], mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-        self.send(&message::request(message::DUMP, request))?;
+        self.send(&message::request(message::BY_FAMILY, message::DUMP, request))?;
         let mut buffer = vec![0; message::ANSWERS];
         loop {
             let answers = self.receive(&mut buffer)?;
@@ -59,7 +59,7 @@ impl SockDiag {
 
     /// Sends a request for one socket, and returns the answer's body; none where there is no such socket.
     fn one(&self, request: &[u8]) -> io::Result<Option<Vec<u8>>> {
-        self.send(&message::request(0, request))?;
+        self.send(&message::request(message::BY_FAMILY, 0, request))?;
         let mut buffer = [0; message::ANSWER];
         let mut found = None;
         let read = message::read(self.receive(&mut buffer)?, |body| {
@@ -70,6 +70,16 @@ impl SockDiag {
             Ok(_) => found.ok_or_else(|| message::malformed("no answer")).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Has the kernel do something with one socket; no error where it is gone.
+    fn act(&self, kind: u16, request: &[u8]) -> io::Result<()> {
+        self.send(&message::request(kind, message::ACKNOWLEDGED, request))?;
+        let mut buffer = [0; message::ANSWER];
+        match message::read(self.receive(&mut buffer)?, |_| Ok(())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
         }
     }
 

@@ -11,7 +11,6 @@ pub(crate) const ANSWER: usize = 4096;
 /// Asks for all sockets (`NLM_F_DUMP`).
 pub(crate) const DUMP: u16 = 0x300;
 const NLM_F_REQUEST: u16 = 1;
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 /// Bytes of `struct nlmsghdr` and of `struct rtattr`.
@@ -25,13 +24,19 @@ pub(crate) enum Piece {
     Last,
 }
 
+/// About sockets: which there are, and that one is to end.
+pub(crate) const BY_FAMILY: u16 = 20;
+pub(crate) const DESTROY: u16 = 21;
+/// An answer is wanted where nothing is told (`NLM_F_ACK`).
+pub(crate) const ACKNOWLEDGED: u16 = 4;
+
 /// A request with its header. Sequence number and port are zero: one request is under way at a time, so that no
 /// answer has to be told from another.
-pub(crate) fn request(flags: u16, body: &[u8]) -> Vec<u8> {
+pub(crate) fn request(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
     let length = HEADER + body.len();
     let mut request = Vec::with_capacity(length);
     request.extend(u32::try_from(length).unwrap_or_default().to_ne_bytes());
-    request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
     request.extend((NLM_F_REQUEST | flags).to_ne_bytes());
     request.extend([0; 8]);
     request.extend(body);
@@ -53,7 +58,7 @@ pub(crate) fn read(mut rest: &[u8], mut take: impl FnMut(&[u8]) -> io::Result<()
                 }
                 return Ok(if kind == NLMSG_DONE { Piece::Last } else { Piece::Middle });
             }
-            SOCK_DIAG_BY_FAMILY => take(body)?,
+            BY_FAMILY => take(body)?,
             _ => {}
         }
         rest = rest.get(aligned(length)..).unwrap_or_default();
@@ -115,7 +120,7 @@ pub(crate) mod tests {
 
     /// One that is about a socket.
     fn socket(body: &[u8]) -> Vec<u8> {
-        message(SOCK_DIAG_BY_FAMILY, body)
+        message(BY_FAMILY, body)
     }
 
     fn bodies(answer: &[u8]) -> io::Result<(Vec<Vec<u8>>, Piece)> {
