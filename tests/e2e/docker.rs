@@ -448,31 +448,70 @@ fn a_container_is_moved_between_its_health_checks_which_go_on() {
 
 /// With the file that docs/docker.md has.
 #[test]
-fn a_service_of_a_compose_file_moves_and_is_composes_wherever_it_is() {
+fn a_stack_of_a_compose_file_moves_and_is_composes_wherever_it_is() {
     let cache = Cache::with_image("dock-compose", |_| {});
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/docker.md")).unwrap();
     let (_, text) = page.split_once("```yaml\n").unwrap();
     let (text, _) = text.split_once("```").unwrap();
     assert!(text.contains("image: redis:7\n"), "{text}");
     // Where there is no registry the image has another name, and no command of its own.
-    let own = format!("image: {IMAGE}\n    command: {:?}\n", cache.preset.command);
+    let image = format!("image: {IMAGE}\n");
+    let mut command = cache.preset.command.clone();
+    command.extend(["--repl-diskless-sync-delay", "0"].map(str::to_owned));
+    let own = format!("{image}    command: {command:?}\n    ports");
+    let text = text.replace("image: redis:7\n    ports", &own).replace("image: redis:7\n", &image);
     let file = cache.bed.scratch().join("compose.yaml");
-    std::fs::write(&file, text.replace("image: redis:7\n", &own)).unwrap();
-    cache.dockers.compose("a", &file, &["up", "--detach"]);
-    let address = ADDRESS.to_string();
-    cache.bed.done("a", &["adopt", "docker:cache", "--ip", &address]);
-    let mut lasting = cache.connect();
+    std::fs::write(&file, text).unwrap();
+    let compose = |node: &str, words: &[&str]| cache.dockers.compose(node, &file, words);
+    compose("a", &["up", "--detach"]);
+    let (bed, address) = (&cache.bed, Ipv4Addr::new(10, 89, 0, 10));
+    bed.done("a", &["network", "create", "shop"]);
+    // Who looks for the other first: until that one is adopted, Docker would let it wait for name servers that are not there.
+    for (of, network) in [("replica", "shop"), ("cache", format!("shop:ip={address}").as_str())] {
+        let container = format!("docker:{}", compose("a", &["ps", "-q", of]).trim());
+        bed.done("a", &["adopt", &container, "--network", network, "--leave-networks"]);
+    }
+    let info =
+        |node: &str, of: &str| cache.docker(node, &["exec", &format!("shop_{of}_1"), "redis-cli", "info"]);
+    let linked = |node: &str| {
+        let up = |line: &str| line.trim_end() == "master_link_status:up";
+        wait_for("the replica to find the cache", || info(node, "replica").lines().any(up).then_some(()));
+    };
+    // How often replicas have connected.
+    let syncs = |node: &str| -> Vec<String> {
+        info(node, "cache").lines().filter(|line| line.starts_with("sync_")).map(str::to_owned).collect()
+    };
+    let is = |name: &str, state: &str| {
+        wait_for(&format!("godwit to show {name} {state}"), || {
+            let shown: Value = bed.json("b", &["inspect", name]);
+            (shown["state"] == state).then_some(())
+        });
+    };
+    linked("a");
+    let at = SocketAddrV4::new(address, 6379);
+    let mut lasting = RedisClient::connect(bed.lab(), CLIENT, at, PATIENCE).unwrap();
     lasting.fill(1 << 20).unwrap();
-    cache.bed.migrate("cache", "a", "b");
-    lasting.call(&["PING"]).unwrap();
-    cache.is_at("b", "running");
-    let listed = cache.dockers.compose("b", &file, &["ps"]);
-    assert!(listed.contains("cache") && listed.contains("Up"), "{listed}");
-    assert_eq!(cache.dockers.compose("b", &file, &["exec", "-T", "cache", "sh", "-c", "echo in"]), "in\n");
-    cache.dockers.compose("b", &file, &["stop"]);
-    cache.is_shown("b", "stopped");
-    cache.dockers.compose("b", &file, &["start"]);
-    cache.is_shown("b", "running");
-    cache.connect();
+    let before = syncs("a");
+    bed.migrate("shop_cache_1", "a", "b");
+    linked("a");
+    bed.migrate("shop_replica_1", "a", "b");
+    lasting.call(&["SET", "after", "moves"]).unwrap();
+    wait_for("the replica to have it", || {
+        let words = ["exec", "shop_replica_1", "redis-cli", "get", "after"];
+        (cache.docker("b", &words).trim_end() == "moves").then_some(())
+    });
+    assert_eq!(syncs("b"), before, "it is the same connection");
+
+    // It is Compose's wherever it is, and finds the other anew.
+    assert_eq!(compose("b", &["exec", "-T", "cache", "sh", "-c", "echo in"]), "in\n");
+    let listed = compose("b", &["ps"]);
+    assert_eq!(listed.matches(" Up ").count(), 2, "{listed}");
+    compose("b", &["stop"]);
+    is("shop_replica_1", "stopped");
+    for name in ["shop_cache_1", "shop_replica_1"] {
+        cache.docker("b", &["start", name]);
+        is(name, "running");
+    }
+    linked("b");
     cache.down();
 }

@@ -52,6 +52,7 @@ mod members;
 mod memory;
 mod mosquitto;
 mod nameless;
+mod names;
 mod namespaces;
 mod network_faults;
 mod networks;

@@ -93,6 +93,7 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     let mount = format!("type=bind,src={},dst=/bound", storage.display());
     bed.run("a", "binds", at(12), &preset, &["--mount", &mount]);
     bed.run("b", "there", at(13), &preset, &[]);
+    bed.run("a", "named", at(14), &preset, &["--network-alias", "other"]);
     bed.knows("a", "there");
 
     // Of a destination.
@@ -104,6 +105,7 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     refused(&["keeps"], "volumes; upgrade it");
     refused(&["binds", "--mount", "/bound=copy"], "volumes; upgrade it");
     refused(&["binds", "--mount", "/bound=shared"], "storage that nodes share; upgrade it");
+    refused(&["named"], "services with a --network-alias; upgrade it");
     bed.done("a", &["policy", "set", "plain", "--follow-clients"]);
     refused(&["plain"], "services that follow their clients; upgrade it");
     bed.done("a", &["policy", "clear", "plain"]);
@@ -133,7 +135,7 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     }
 
     // All run where they were, and what both releases know is done.
-    for (node, name) in [("a", "plain"), ("a", "keeps"), ("a", "binds"), ("b", "there")] {
+    for (node, name) in [("a", "plain"), ("a", "keeps"), ("a", "binds"), ("a", "named"), ("b", "there")] {
         assert_eq!(inspect(&bed, node, name)["state"], "running", "{name}");
     }
     bed.migrate("plain", "a", "b");

@@ -162,7 +162,7 @@ const RUN: &[(&str, &str)] = &[
     ),
     (
         "--dns --dns-option --dns-search",
-        "a service has its node's name servers, on each node that it moves to",
+        "a service asks its node, which knows the services on its networks and asks the node's own name servers for the rest",
     ),
     (
         "--env-host --env-merge --http-proxy --unsetenv --unsetenv-all",
@@ -186,7 +186,10 @@ const RUN: &[(&str, &str)] = &[
     ("--ip6", "a service's IPv6 address is made from its IPv4 address: --ip, and `godwitd serve --subnet6`"),
     ("--ipc", "a service has an IPC namespace of its own, which moves with it"),
     ("--label-file", "--label says one, and can be given several times"),
-    ("--link --network-alias", "services reach each other by their addresses on a network: --network, --ip"),
+    (
+        "--link",
+        "services on the same network find each other by name; --network-alias gives one a further name",
+    ),
     (
         "--log-driver --log-opt",
         "godwit keeps a log for each service, which moves with it: `godwit logs NAME`",

@@ -12,10 +12,11 @@ use godwit_api::v1::{self as api, AdoptRequest, RunRequest};
 use godwit_engine::foreign::{Found, Port};
 use godwit_engine::{EngineError, Engines, Keeper, OnMove};
 use godwit_migration::{Attachment, LocalError, Restart, Service, error_chain, failpoint, hooks};
-use godwit_names::ServiceName;
+use godwit_names::{MAX_ALIASES, ServiceName, is_alias};
 use tonic::Status;
 
 use crate::convert;
+use crate::network::joined;
 use crate::node::Node;
 use crate::services::{owned, reserve, show};
 use crate::state::now_ms;
@@ -61,6 +62,9 @@ pub(crate) async fn adopt(node: &Arc<Node>, mut request: AdoptRequest) -> Result
         ));
     }
     let mut service = as_found(describe(node, name, &request, &addresses)?, found.clone());
+    if request.leave_networks {
+        keep_names(&mut service, &found);
+    }
     say_of_mounts(&mut service, &request)?;
     if let Err(error) = take(node, &service, &found).await {
         if let Err(left) = give_back(node, &service).await {
@@ -158,6 +162,7 @@ pub(crate) fn describe(
         confinement: godwit_engine::Confinement::default(),
         restart: Restart::default(),
         remove: false,
+        aliases: convert::aliases(&request.aliases)?,
         follows: None,
         kept: None,
         labels: request.labels.clone(),
@@ -188,6 +193,19 @@ pub(crate) fn as_found(service: Service, found: Found) -> Service {
         },
         kept: Some(found.kept),
         ..service
+    }
+}
+
+/// Has it keep the names that it has on its engine's networks, also that of the container, if the service has another one.
+fn keep_names(service: &mut Service, found: &Found) {
+    let own = service.name.as_str().to_ascii_lowercase();
+    let names = std::iter::once(&found.name).chain(&found.aliases).map(|name| name.to_ascii_lowercase());
+    for name in names.filter(|name| *name != own) {
+        if !is_alias(&name) || service.aliases.len() >= MAX_ALIASES {
+            tracing::warn!(service = %service.name, name, "it is not found by this name any more: there are too many, or it cannot be one");
+        } else if !service.aliases.contains(&name) {
+            service.aliases.push(name);
+        }
     }
 }
 
@@ -227,13 +245,24 @@ pub(crate) fn say_of_mounts(service: &mut Service, request: &AdoptRequest) -> Re
 async fn take(node: &Arc<Node>, service: &Service, found: &Found) -> Result<(), Status> {
     let (local, engine) = (node.local(), node.keeper(&found.kept));
     note(node, service, found).await?;
+    let leaves = !found.networks.is_empty();
+    if leaves {
+        // While the other sides can still be told.
+        joined::end_connections(service, found.pid, true).await;
+    }
     engine.leave_networks(&local.config(service), &found.networks).await.map_err(refused)?;
     let network = &local.network;
     network.join(service, found.pid).await.map_err(internal)?;
+    if leaves {
+        joined::end_connections(service, found.pid, false).await;
+    }
     network.plug(service).await.map_err(internal)?;
     network.open(service).await.map_err(internal)?;
     failpoint::point("service.adopted").await;
-    node.state.put_service(service).map_err(internal)
+    node.state.put_service(service).map_err(internal)?;
+    // From here on: one that is given back asks whom it has asked before.
+    joined::tell_names(node, service, &found.kept).await;
+    Ok(())
 }
 
 /// Notes what is to be known of a container that is no service yet. Until it is one, clearing the service removes the note and

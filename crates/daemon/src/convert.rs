@@ -15,7 +15,7 @@ use godwit_migration::{
     Attachment, Compress, Follows, LackingLayers, Mode, Options, Port, Report, Restart, Service, Wait,
     error_chain,
 };
-use godwit_names::{ServiceName, ServiceNameError, VolumeName, is_name};
+use godwit_names::{MAX_ALIASES, ServiceName, ServiceNameError, VolumeName, is_alias, is_name};
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
 use tonic::Status;
 
@@ -278,6 +278,7 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
         restart: service.restart.to_string(),
         remove: service.remove,
         policy: service.follows.as_ref().map(policy),
+        aliases: service.aliases.clone(),
         engine: service.kept.as_ref().map(|kept| kept.keeper.name().to_owned()).unwrap_or_default(),
         container_id: service.kept.as_ref().map(|kept| kept.id.clone()).unwrap_or_default(),
         ..api::Service::default()
@@ -426,6 +427,28 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
             .map(|(at, name)| Ok((at.into(), on_move(name)?)))
             .collect::<Result<_, String>>()?,
     })
+}
+
+/// Further names of a service, each once.
+pub(crate) fn aliases(texts: &[String]) -> Result<Vec<String>, Status> {
+    let mut aliases: Vec<String> = Vec::new();
+    for text in texts {
+        let alias = text.to_ascii_lowercase();
+        if !is_alias(&alias) {
+            return Err(Status::invalid_argument(format!(
+                "{text:?} cannot be a name by which services find another: use letters, digits, '-' and '_' in parts of 1 to 63, with '.' between them"
+            )));
+        }
+        if !aliases.contains(&alias) {
+            aliases.push(alias);
+        }
+    }
+    if aliases.len() > MAX_ALIASES {
+        return Err(Status::invalid_argument(format!(
+            "a service can have {MAX_ALIASES} further names at most"
+        )));
+    }
+    Ok(aliases)
 }
 
 /// What becomes of a mount in a move.

@@ -91,6 +91,7 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     }
     checks.push(guard(node).await);
     checks.push(encryption(node).await);
+    checks.push(names(node));
     checks.push(clock());
     match directory::nodes(node) {
         Ok(nodes) => checks.extend([clocks(&nodes), criu_of(&nodes), releases(&nodes)]),
@@ -105,6 +106,23 @@ pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let (podman, docker) = tokio::join!(engines.podman.fitness(), engines.docker.fitness());
     checks.extend([("podman", podman), ("docker", docker)].into_iter().filter_map(engine));
     checks
+}
+
+/// Whether services find each other by name.
+fn names(node: &Node) -> Check {
+    if node.names.port.is_none() {
+        return ok("names of services", "off by --dns off: services have the name servers of this node");
+    }
+    let gateways = node.networks().all().into_iter().map(|network| network.config().subnet.gateway());
+    let trouble: Vec<_> = gateways.filter_map(|gateway| node.names.trouble(gateway)).collect();
+    match trouble.is_empty() {
+        true => ok("names of services", "services ask the gateways of their networks"),
+        false => degraded(
+            "names of services",
+            "services do not find each other by name, and have the name servers of this node",
+            trouble.join("; "),
+        ),
+    }
 }
 
 /// Whether layers can come from the registries that are allowed.

@@ -22,6 +22,7 @@ use tonic::Status;
 use crate::adopt::{as_found, describe, refused, say_of_mounts};
 use crate::convert;
 use crate::network::joined::join;
+use crate::network::names;
 use crate::node::Node;
 use crate::services::{begun, owned, reserve, show};
 use crate::status::internal;
@@ -57,6 +58,7 @@ pub(crate) async fn run(
         publish: request.publish.clone(),
         labels: request.labels.clone(),
         hooks: request.hooks.clone(),
+        aliases: request.aliases.clone(),
         mounts: said,
         ..AdoptRequest::default()
     };
@@ -108,6 +110,7 @@ async fn make_steps(
     // Open before the first instruction, so that a program that connects at once gets through.
     local.network.plug(service).await.map_err(internal)?;
     local.network.open(service).await.map_err(internal)?;
+    names::try_out(node, service).await;
     let id = maker.make(&local.config(service), wanted).await.map_err(refused)?;
     if let Some(kept) = &mut service.kept {
         kept.id = id;

@@ -41,6 +41,7 @@ mod load;
 mod logs;
 mod made_by;
 mod migrate;
+mod names;
 mod network;
 mod network_changes;
 mod node;

@@ -5,6 +5,7 @@
 //!   overlay            what is up of them here: guarded, made again, asked who else has an address
 //!   forward            where frames to a service lead that is on another node
 //!   attachment         which networks a service is on, and its address on each
+//!   names              the DNS servers by which services find each other
 //!   joined             the network namespaces that engines of others make for their containers
 //!   inspect            a network as this node has it, for `godwit network inspect`
 //! ```
@@ -18,4 +19,5 @@ pub(crate) mod cluster_networks;
 pub(crate) mod forward;
 pub(crate) mod inspect;
 pub(crate) mod joined;
+pub(crate) mod names;
 pub(crate) mod overlay;

@@ -27,6 +27,7 @@ use crate::convert;
 use crate::events::Events;
 use crate::introduced::Introduced;
 use crate::load::Load;
+use crate::names::NameServers;
 use crate::peers::Peers;
 use crate::protection::Surroundings;
 use crate::state::{State, StateError, now_ms};
@@ -170,6 +171,8 @@ pub(crate) struct Node {
     pub peers: Peers,
     /// What is around its overlay.
     pub network: Surroundings,
+    /// By which its services find others by name.
+    pub names: NameServers,
     /// Held while a task checks whether a name, addresses and ports are free, and reserves them.
     pub claiming: Mutex<()>,
     /// Held while a container comes into godwit's care.
@@ -214,6 +217,7 @@ impl Node {
             events,
             peers,
             network,
+            names: NameServers::default(),
             claiming: Mutex::default(),
             adopting: tokio::sync::Mutex::default(),
             told_too_much: AtomicBool::new(false),
@@ -585,6 +589,7 @@ impl Node {
             removed,
             id: service.id.clone(),
             publish: convert::shown_ports(&service.publish),
+            aliases: service.aliases.clone(),
         })?;
         self.news.notify_one();
         Ok(())

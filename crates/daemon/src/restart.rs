@@ -25,6 +25,7 @@ use tonic::Status;
 
 use crate::cluster;
 use crate::network::joined::join;
+use crate::network::names;
 use crate::node::Node;
 use crate::services;
 use crate::state::{Owned, StateError, now_ms};
@@ -143,6 +144,7 @@ async fn live(node: &Arc<Node>, owned: &Owned, restarts: u32) -> Result<(), Loca
         local.lay_out_again(&service).await?;
         // Open before the first instruction, so that a program that connects at once gets through.
         local.network.open(&service).await?;
+        names::try_out(node, &service).await;
         let (config, _checked) = off_worker(|| local.config_to_start(&service))?;
         let state = local.engine.run(&config).await?;
         join(node, &service, state.pid).await

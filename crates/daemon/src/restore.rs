@@ -168,6 +168,9 @@ fn check(service: &Service) -> Result<(), Status> {
     if service.env.iter().chain(&service.labels).any(|pair| !pair.contains('=')) {
         return refused("its service has something else in its environment or labels than NAME=VALUE");
     }
+    if !service.aliases_are_sound() {
+        return refused("its service has too many further names, or one that cannot be one");
+    }
     let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     if service.hostname.len() > LONGEST_HOSTNAME || !service.hostname.bytes().all(known) {
         return refused("its service has a host name that is none");
@@ -243,6 +246,7 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
         confinement: theirs.confinement,
         restart: convert::restart(&theirs.restart)?,
         remove: false,
+        aliases: Vec::new(),
         follows: None,
         kept: None,
         labels: theirs.labels,

@@ -15,7 +15,7 @@ use godwit_names::ServiceName;
 use godwit_network::NetworkError;
 use tonic::Status;
 
-use crate::network::{attachment, forward, joined};
+use crate::network::{attachment, forward, joined, names};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
@@ -162,6 +162,12 @@ fn claim(
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
     let (network, addresses) = attachment::attach(node, request, refused)?;
     let volumes = convert::volumes(&request.mounts)?;
+    if let Some(port) = ports.iter().find(|port| Some(port.host) == node.names.port) {
+        return Err(Status::invalid_argument(format!(
+            "port {} of this node is where godwitd serves names to services; publish another one",
+            port.host
+        )));
+    }
     let claim = Claim { addresses: addresses.clone(), ports: ports.to_vec(), volumes, is_look: false };
     if let Some(conflict) = node.conflict(name, &claim, "", &node.name).map_err(internal)? {
         return Ok(Err(conflict));
@@ -311,6 +317,7 @@ fn describe(
         confinement: convert::confinement(request)?,
         restart: convert::restart(&request.restart)?,
         remove: request.remove,
+        aliases: convert::aliases(&request.aliases)?,
         follows: None,
         kept: None,
         labels: request.labels.clone(),
@@ -357,6 +364,7 @@ async fn start(node: &Arc<Node>, service: &mut Service, user: &str) -> Result<()
     local.network.plug(service).await.map_err(internal)?;
     // Open before the first instruction, so that a program that connects at once gets through.
     local.network.open(service).await.map_err(internal)?;
+    names::try_out(node, service).await;
     let (config, _checked) = off_worker(|| local.config_to_start(service)).map_err(internal)?;
     local.engine.run(&config).await.map_err(|error| match &error {
         EngineError::Command { .. } => invalid(error),

@@ -6,7 +6,8 @@ mod removals;
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use godwit_api::v1::{Event, Member, Network, Placement};
 use godwit_migration::Service;
@@ -56,7 +57,7 @@ pub(crate) struct Owned {
 }
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [Step; 3] = [
+const STEPS: [Step; 4] = [
     Step {
         adds: "all that the node knows",
         sql: "CREATE TABLE IF NOT EXISTS service (
@@ -98,6 +99,10 @@ const STEPS: [Step; 3] = [
     },
     // In the descriptions of services.
     Step { adds: "containers of other engines, volumes, and what becomes of bind mounts in a move", sql: "" },
+    Step {
+        adds: "further names of services",
+        sql: "ALTER TABLE placement ADD COLUMN aliases TEXT NOT NULL DEFAULT '[]';",
+    },
 ];
 
 /// The newest version of the file.
@@ -108,6 +113,8 @@ pub(crate) const SCHEMA_VERSION: usize = STEPS.len();
 #[derive(Debug)]
 pub(crate) struct State {
     database: Mutex<Connection>,
+    /// How often a row of `placement` was changed.
+    placements: Arc<AtomicU64>,
 }
 
 impl State {
@@ -119,7 +126,19 @@ impl State {
         database.pragma_update(None, "synchronous", "FULL")?;
         schema::upgrade(&mut database, &STEPS)?;
         removals::put_right(&database)?;
-        Ok(Self { database: Mutex::new(database) })
+        let placements = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&placements);
+        database.update_hook(Some(move |_, _: &str, table: &str, _| {
+            if table == "placement" {
+                count.fetch_add(1, Ordering::Release);
+            }
+        }));
+        Ok(Self { database: Mutex::new(database), placements })
+    }
+
+    /// Another number after each change of where services are.
+    pub(crate) fn version_of_placements(&self) -> u64 {
+        self.placements.load(Ordering::Acquire)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Connection> {
@@ -271,24 +290,29 @@ impl State {
 
     /// Takes over a placement if it is newer than what is known; whether it was. Of what one node says of a
     /// name the highest epoch counts, whichever service it is of: each begins above those that the node
-    /// knew. Of services on two nodes the one that is there stays, until it is removed.
+    /// knew. Of services on two nodes the one that is there stays, until it is removed. Further names count as they are told last:
+    /// a release that did not know them has noted none.
     pub(crate) fn put_placement(&self, new: &Placement) -> Result<bool, StateError> {
         off_worker(|| {
             let epoch = i64::try_from(new.epoch).unwrap_or(i64::MAX);
             let (publish, more) = (serde_json::to_string(&new.publish)?, serde_json::to_string(&new.more)?);
+            let aliases = serde_json::to_string(&new.aliases)?;
             let rows = self.lock().execute(
-            "INSERT INTO placement (service, id, address, node, epoch, removed, publish, more)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+            "INSERT INTO placement (service, id, address, node, epoch, removed, publish, more, aliases)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
              ON CONFLICT (service) DO UPDATE SET
                 id = excluded.id, address = excluded.address, node = excluded.node,
                 epoch = excluded.epoch, removed = excluded.removed, publish = excluded.publish,
-                more = excluded.more
-             WHERE (placement.id = excluded.id AND (excluded.epoch > placement.epoch
+                more = excluded.more, aliases = excluded.aliases
+             WHERE (placement.id = excluded.id AND placement.node = excluded.node
+                    AND (placement.epoch, placement.removed) = (excluded.epoch, excluded.removed)
+                    AND placement.aliases <> excluded.aliases)
+                OR (placement.id = excluded.id AND (excluded.epoch > placement.epoch
                     OR (excluded.epoch = placement.epoch AND excluded.removed > placement.removed)))
                 OR (placement.id <> excluded.id AND placement.node = excluded.node
                     AND (excluded.epoch, excluded.id) > (placement.epoch, placement.id))
                 OR (placement.node <> excluded.node AND placement.removed = 1 AND excluded.id > placement.id)",
-            params![new.service, new.id, new.address, new.node, epoch, new.removed, publish, more],
+            params![new.service, new.id, new.address, new.node, epoch, new.removed, publish, more, aliases],
         )?;
             Ok(rows > 0)
         })
@@ -323,12 +347,13 @@ impl State {
         off_worker(|| {
             let database = self.lock();
             let mut statement = database.prepare(&format!(
-            "SELECT service, id, address, node, epoch, removed, publish, more FROM placement WHERE {which}",
+            "SELECT service, id, address, node, epoch, removed, publish, more, aliases FROM placement WHERE {which}",
         ))?;
             let rows = statement.query_map(values, |row| {
                 Ok(Placement {
                     publish: json_column(row, 6)?,
                     more: json_column(row, 7)?,
+                    aliases: json_column(row, 8)?,
                     service: row.get(0)?,
                     id: row.get(1)?,
                     address: row.get(2)?,

@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use godwit_api::v1::{Member, NodeInfo, Placement};
-use godwit_names::is_name;
+use godwit_names::{MAX_ALIASES, is_alias, is_name};
 use godwit_transfer::NodeName;
 
 use crate::convert;
@@ -84,6 +84,8 @@ pub(crate) fn is_sound(placement: &Placement) -> bool {
         && placement.more.iter().all(address)
         && placement.publish.len() <= MAX_PORTS
         && convert::ports(&placement.publish).is_ok()
+        && placement.aliases.len() <= MAX_ALIASES
+        && placement.aliases.iter().all(|alias| is_alias(alias))
 }
 
 /// What is done with an entry about a service.

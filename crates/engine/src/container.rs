@@ -3,6 +3,7 @@
 //! The engine owns processes, cgroups and standard streams. Root filesystems are mounted, and
 //! network namespaces made, by the caller before, and torn down after.
 
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -256,6 +257,9 @@ pub struct ContainerConfig {
     pub confinement: Confinement,
     /// The engine of others that keeps it, if one does: what is said here of its definition is what godwit knows of it then.
     pub kept: Option<Kept>,
+    /// The DNS server of its network on this node, if that has one: it knows the names of services there.
+    #[serde(default)]
+    pub name_server: Option<Ipv4Addr>,
 }
 
 /// What a container is doing.

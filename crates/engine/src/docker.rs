@@ -260,7 +260,7 @@ pub fn passed_on(definition: &Value) -> std::io::Result<Option<Value>> {
     Ok(told
         .objections(&[])
         .is_empty()
-        .then(|| told.to_create(&told.image.0, (RUNTIME, ""), Path::new("/volumes"))))
+        .then(|| told.to_create((&told.image.0, None), (RUNTIME, ""), Path::new("/volumes"))))
 }
 
 /// A definition with volumes of Docker's in the place of what it has of a node at these targets.

@@ -98,6 +98,11 @@ pub(crate) fn is_id(id: &str) -> bool {
     id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
+/// Whether a name is the beginning of a container's ID, as long as engines tell it.
+pub(crate) fn is_short_id(name: &str, id: &str) -> bool {
+    name.len() >= 12 && id.starts_with(name)
+}
+
 /// Whether this can be a volume's name; it becomes a part of paths.
 pub(crate) fn is_volume(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);

@@ -32,6 +32,7 @@ pub mod foreign;
 pub mod image;
 pub mod podman;
 mod processes;
+mod resolver;
 pub mod rootfs;
 pub mod runc;
 pub mod seccomp;

@@ -371,11 +371,16 @@ impl Keeps for Podman {
         config: &ContainerConfig,
         id: &str,
         network: &str,
-        address: &str,
+        how: &str,
     ) -> Result<(), EngineError> {
         let mut words = vec!["network", "connect"];
+        // An older version has noted the address alone.
+        let (address, names) = how.split_once(' ').unwrap_or((how, ""));
         if !address.is_empty() {
             words.extend(["--ip", address]);
+        }
+        for name in names.split_whitespace() {
+            words.extend(["--alias", name]);
         }
         words.extend(["--", network]);
         self.about((config, id), "put back on its network", &words, SHORT).await.map(drop)

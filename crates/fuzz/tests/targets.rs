@@ -49,6 +49,7 @@ tests! {
     copied_in,
     copied_out,
     criu_images,
+    dns,
     docker,
     frames,
     image_archive,
@@ -87,6 +88,9 @@ mod copied_out;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/criu_images.rs"]
 mod criu_images;
+#[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/dns.rs"]
+mod dns;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/docker.rs"]
 mod docker;

@@ -35,8 +35,11 @@ pub trait Attach: Send + Sync {
     fn terms(&self) -> OverlayTerms;
     /// Makes the service's place in the network, closed.
     async fn plug(&self, service: &Service) -> Result<(), NetworkError>;
-    /// Takes the network namespace that a process of the service is in, which its engine has made, for the service's own.
-    async fn join(&self, service: &Service, pid: u32) -> Result<(), NetworkError>;
+    /// Takes the network namespace that a process of the service is in, which its engine has made, for the service's own;
+    /// whether it was not that already.
+    async fn join(&self, service: &Service, pid: u32) -> Result<bool, NetworkError>;
+    /// The DNS server that it is to ask for names here; none where it asks the node's own.
+    fn name_server(&self, service: &Service) -> Option<Ipv4Addr>;
     /// Lets its frames pass from here on.
     async fn open(&self, service: &Service) -> Result<Handed, NetworkError>;
     /// Lets none pass any more.

@@ -85,6 +85,7 @@ impl Incarnation {
             confinement: Confinement::default(),
             restart: Restart::default(),
             remove: false,
+            aliases: Vec::new(),
             follows: None,
             created_ms: 0,
             started_ms: 0,

@@ -354,6 +354,7 @@ mod tests {
                 files: Bytes::from_static(b"token"),
                 sessions: true,
                 follows: true,
+                aliases: true,
             }),
             Message::StillLacking(StillLacking { layers: vec!["sha256:00".into()] }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),

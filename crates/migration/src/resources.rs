@@ -166,7 +166,10 @@ impl NodeResources {
     /// What the engine is told of the service on this node.
     #[must_use]
     pub fn config(&self, service: &Service) -> ContainerConfig {
-        self.layout.container_config(service)
+        ContainerConfig {
+            name_server: self.network.name_server(service),
+            ..self.layout.container_config(service)
+        }
     }
 
     /// The mounts of a service that runs here, and its root directory.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_engine::rootfs::Overlay as RootOverlay;
 use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, MountKind, User, files};
-use godwit_names::{ServiceName, VolumeName};
+use godwit_names::{MAX_ALIASES, ServiceName, VolumeName, is_alias};
 use godwit_network::{Protocol, Published, ServiceEndpoint};
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +77,9 @@ pub struct Service {
     /// policy. `layers` has the ID of its image alone then, `mounts` what it has of the node, and `restart` says nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
+    /// Names by which services on its networks find it, beside its own, in lower case.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// How it follows its clients; none where it moves only when it is told to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follows: Option<Follows>,
@@ -191,6 +194,12 @@ impl Service {
     /// Whether it may make devices of its own.
     pub(crate) fn makes_devices(&self) -> bool {
         self.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD")
+    }
+
+    /// Whether its further names can be such.
+    #[must_use]
+    pub fn aliases_are_sound(&self) -> bool {
+        self.aliases.len() <= MAX_ALIASES && self.aliases.iter().all(|alias| is_alias(alias))
     }
 
     /// What speaks against its number of mounts.
@@ -333,6 +342,7 @@ impl Layout {
             workdir: service.workdir.clone(),
             confinement: service.confinement.clone(),
             kept: service.kept.clone(),
+            name_server: None,
         }
     }
 }
@@ -386,6 +396,7 @@ pub(crate) mod tests {
             restart: Restart::OnFailure(3),
             remove: false,
             kept: None,
+            aliases: Vec::new(),
             follows: None,
             labels: vec!["tier=cache".into()],
             created_ms: 1,

@@ -204,6 +204,7 @@ fn entry(row: &Row) -> Entry {
         kept: None,
         restart: godwit_migration::Restart::default(),
         remove: false,
+        aliases: Vec::new(),
         follows: None,
         created_ms: 0,
         started_ms: 0,

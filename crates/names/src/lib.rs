@@ -26,6 +26,19 @@ pub fn is_name(text: &str) -> bool {
         && text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric())
 }
 
+/// Most further names of a service.
+pub const MAX_ALIASES: usize = 32;
+
+/// Whether a text can be a further name of a service, by which others look it up: labels as in a host name (RFC 1123, section
+/// 2.1), in lower case, or with `_`, 253 bytes at most.
+#[must_use]
+pub fn is_alias(text: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+    text.len() <= 253
+        && text.split('.').all(|label| (1..=63).contains(&label.len()) && label.bytes().all(allowed))
+}
+
 /// Makes the type of a name and that of the error, for texts that [`is_name`].
 macro_rules! names {
     ($($(#[$doc:meta])* $name:ident, $error:ident, $of:literal;)*) => {$(

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use godwit_sockets::SockDiag;
@@ -93,6 +94,11 @@ pub async fn end(netns: &Path, all: bool) -> Result<usize, NetworkError> {
 }
 
 fn end_here(all: bool) -> io::Result<usize> {
+    let inode = |path: &str| std::fs::metadata(path).map(|found| found.ino());
+    if inode("/proc/thread-self/ns/net")? == inode("/proc/self/ns/net")? {
+        // As where a process is gone, and another has its number.
+        return Err(io::Error::other("it is the node's own"));
+    }
     let own: BTreeSet<IpAddr> = nix::ifaddrs::getifaddrs()?.filter_map(|of| ip_of(of.address?)).collect();
     let is_meant =
         |local: IpAddr| !local.is_loopback() && !local.is_unspecified() && (all || !own.contains(&local));

@@ -79,12 +79,12 @@ pub(crate) async fn create(path: &Path) -> Result<(), NetworkError> {
     result
 }
 
-/// Mounts the network namespace of a process at `path`, in place of what is there; nothing happens where it is that. Interfaces
+/// Mounts the network namespace of a process at `path`, in place of what is there, and says so; nothing happens where it is that. Interfaces
 /// made in it from here on have no IPv6, as in one that godwit makes.
 ///
 /// # Errors
 /// When the process is gone, has this node's own namespace, or something else lies there.
-pub async fn join(path: &Path, pid: u32) -> Result<(), NetworkError> {
+pub async fn join(path: &Path, pid: u32) -> Result<bool, NetworkError> {
     // The process may end meanwhile, and its PID be another's.
     let opened = File::open(format!("/proc/{pid}/ns/net"));
     let opened =
@@ -97,7 +97,7 @@ pub async fn join(path: &Path, pid: u32) -> Result<(), NetworkError> {
             .map_err(NetworkError::system(format!("examine {}", path.display())))
     };
     if inspect(path)? == Found::Namespace && identity(path)? == identity(&own)? {
-        return Ok(());
+        return Ok(false);
     }
     if identity(Path::new("/proc/self/ns/net"))? == identity(&own)? {
         let failed = NetworkError::system(format!("use the network namespace of process {pid}"));
@@ -116,7 +116,8 @@ pub async fn join(path: &Path, pid: u32) -> Result<(), NetworkError> {
         let failed = NetworkError::system(format!("mount the network namespace of process {pid}"));
         return Err(failed(errno.into()));
     }
-    enter(path, || set_sysctl("ipv6/conf/default/disable_ipv6", "1")).await?
+    enter(path, || set_sysctl("ipv6/conf/default/disable_ipv6", "1")).await??;
+    Ok(true)
 }
 
 /// Unmounts a namespace and removes its file; no error when it is gone already. The namespace

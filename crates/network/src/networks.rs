@@ -3,6 +3,7 @@
 //!
 //! Their subnets do not overlap, so an address tells its network.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,6 +19,8 @@ use crate::{NetworkError, Overlay, OverlayConfig, Subnet, datapath};
 pub struct Networks {
     first: Arc<Overlay>,
     others: RwLock<Vec<Other>>,
+    /// The gateways that services ask for names.
+    name_servers: RwLock<BTreeSet<Ipv4Addr>>,
     /// One is brought up or taken down at a time.
     changing: Mutex<()>,
     failed: mpsc::UnboundedSender<NetworkError>,
@@ -41,6 +44,7 @@ impl Networks {
         Self {
             first,
             others: RwLock::default(),
+            name_servers: RwLock::default(),
             changing: Mutex::default(),
             failed,
             failures: Mutex::new(failures),
@@ -68,6 +72,23 @@ impl Networks {
     pub fn of(&self, address: Ipv4Addr) -> Result<Arc<Overlay>, NetworkError> {
         let found = self.all().into_iter().find(|overlay| overlay.config().subnet.contains(address));
         found.ok_or(NetworkError::NoNetwork { address })
+    }
+
+    /// Notes whether services are to ask a gateway for names.
+    pub fn set_name_server(&self, gateway: Ipv4Addr, asked: bool) {
+        let mut all = self.name_servers.write().unwrap_or_else(PoisonError::into_inner);
+        if asked {
+            all.insert(gateway)
+        } else {
+            all.remove(&gateway)
+        };
+    }
+
+    /// The gateway that a service with this address is to ask for names; none where the node's own name servers are.
+    #[must_use]
+    pub fn name_server(&self, address: Ipv4Addr) -> Option<Ipv4Addr> {
+        let gateway = self.of(address).ok()?.config().subnet.gateway();
+        self.name_servers.read().unwrap_or_else(PoisonError::into_inner).get(&gateway).copied()
     }
 
     /// Brings a network up; nothing when it is up already.

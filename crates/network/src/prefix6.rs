@@ -30,6 +30,12 @@ impl Prefix6 {
     pub fn of(self, address: Ipv4Addr) -> Ipv6Addr {
         Ipv6Addr::from_bits(self.0.to_bits() | u128::from(address.to_bits()))
     }
+
+    /// The IPv4 address of the service with this IPv6 address, if it is of this prefix.
+    #[must_use]
+    pub fn address_in(self, address: Ipv6Addr) -> Option<Ipv4Addr> {
+        Some(embedded(address)).filter(|found| self.of(*found) == address)
+    }
 }
 
 /// The IPv4 address that a service's IPv6 address follows from.

@@ -33,11 +33,14 @@ pub(crate) struct Args {
     /// "default"]
     #[arg(long, value_name = "NETWORK")]
     network: Vec<String>,
+    /// Name by which services on its networks find it, beside its own and those that it has on the networks that it leaves
+    #[arg(long, value_name = "NAME")]
+    network_alias: Vec<String>,
     /// Forward a port of the node to the service: HOST:CONTAINER[/udp]
     #[arg(short, long, value_name = "PORTS", value_parser = values::publish)]
     publish: Vec<PublishedPort>,
-    /// Take it off its engine's networks, whose addresses do not move: connections over them end, and godwit publishes the
-    /// ports that the engine did
+    /// Take it off its engine's networks, whose addresses do not move: its connections end, and godwit publishes the ports
+    /// that the engine did; it keeps the names that it has there
     #[arg(long)]
     leave_networks: bool,
     /// What becomes of a bind mount or a volume in a move, by its target, as for `migrate`: `skip`, `shared` or `copy`; else each move is to
@@ -65,6 +68,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         name: args.name.unwrap_or_default(),
         address: args.ip.map(|address| address.to_string()).unwrap_or_default(),
         networks: args.network,
+        aliases: args.network_alias,
         publish: args.publish,
         labels: args.label,
         hooks: args.hook.into_iter().collect(),

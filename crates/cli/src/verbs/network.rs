@@ -185,6 +185,10 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
     } else {
         format!("any host may send: {}", info.guard_reason)
     };
+    let names = match info.names_reason.as_str() {
+        "" => format!("services ask {}", info.gateway),
+        reason => format!("services do not find each other by name: {reason}"),
+    };
     let encryption = match info.encryption.as_str() {
         "off" => "off".to_owned(),
         name => {
@@ -202,5 +206,6 @@ fn facts(info: &NetworkInfo) -> Vec<(&'static str, String)> {
         ("guard", guard),
         ("isolation", format!("{} packets from one network to another dropped", info.crossing)),
         ("encryption", encryption),
+        ("names", names),
     ]
 }

@@ -81,6 +81,9 @@ pub(crate) struct Args {
     /// ns:PATH alone, a network namespace of yours [default: the network "default"]
     #[arg(long, value_name = "NETWORK")]
     network: Vec<String>,
+    /// Name by which services on its networks find it, beside its own; can be given several times
+    #[arg(long, value_name = "NAME")]
+    network_alias: Vec<String>,
     /// Program in the nodes' directory of hooks to run at a point of a move: pre-freeze, post-resume, aborted
     #[arg(long, value_name = "POINT=NAME", value_parser = values::hook)]
     hook: Vec<(String, String)>,
@@ -174,6 +177,7 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         restart: args.restart,
         remove: args.rm,
         networks: args.network,
+        aliases: args.network_alias,
         hooks: args.hook.into_iter().collect(),
         ..args.confinement.request()?
     };

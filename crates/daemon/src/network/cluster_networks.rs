@@ -13,7 +13,7 @@ use godwit_names::is_name;
 use godwit_network::{OverlayConfig, Subnet};
 use tonic::Status;
 
-use super::{forward, overlay};
+use super::{forward, names, overlay};
 use crate::convert::{addresses_of, overlay_config};
 use crate::directory::{FIRST, known_networks};
 use crate::node::Node;
@@ -64,6 +64,7 @@ async fn reconcile_alone(node: &Arc<Node>) -> Result<Vec<(Network, String)>, Sta
         }
     }
     overlay::guard(node).await?;
+    names::keep(node).await;
     if raised {
         forward::forward_all(node).await?;
     }

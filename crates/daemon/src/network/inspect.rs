@@ -51,6 +51,7 @@ pub(crate) async fn inspect(node: &Node, name: &str) -> Result<NetworkInfo, Stat
         encryption: config.encryption.name().into(),
         guarded,
         guard_reason,
+        names_reason: node.names.trouble(config.subnet.gateway()).unwrap_or_default(),
         dropped,
         refused: stopped.refused,
         unsent: stopped.unsent,

@@ -1,17 +1,44 @@
 //! The network namespaces that engines of others make for their containers.
 
-use godwit_migration::{LocalError, Service};
+use std::path::PathBuf;
 
+use godwit_engine::Kept;
+use godwit_migration::{LocalError, Service, error_chain};
+
+use super::names;
 use crate::node::Node;
+
+/// Ends connections by addresses of its engine's networks: all of them before it leaves those, and after that what began
+/// meanwhile. Without this its programs, and those at the other ends, would wait until they give up by themselves.
+pub(crate) async fn end_connections(service: &Service, pid: u32, all: bool) {
+    let namespace = PathBuf::from(format!("/proc/{pid}/ns/net"));
+    if let Err(error) = godwit_network::connections::end(&namespace, all).await {
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "connections by its engine's networks end by time-outs alone");
+    }
+}
+
+/// Has a container of another engine ask its network's DNS server for names. What fails is said: the container runs, and asks
+/// whom it has asked before.
+pub(crate) async fn tell_names(node: &Node, service: &Service, kept: &Kept) {
+    if !names::gets_through(node, service).await {
+        return;
+    }
+    if let Err(error) = node.keeper(kept).tell_names(&node.local().config(service)).await {
+        tracing::warn!(service = %service.name, error = %error_chain(&error), "it does not ask godwit for names");
+    }
+}
 
 /// Gives a service that its engine has started the address that it has, where the engine has made it another network namespace.
 pub(crate) async fn join(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
-    if service.kept.is_none() {
-        return Ok(());
-    }
+    let Some(kept) = &service.kept else { return Ok(()) };
     let network = &node.local().network;
-    network.join(service, pid).await?;
+    let is_new = network.join(service, pid).await?;
     network.plug(service).await?;
     network.open(service).await?;
+    if is_new {
+        // Its engine may have put it on its networks for a moment.
+        end_connections(service, pid, false).await;
+    }
+    tell_names(node, service, kept).await;
     Ok(())
 }

@@ -9,7 +9,7 @@ use godwit_migration::{Service, error_chain};
 use godwit_network::{Guard, Guarding, Mac, NetworkError, Overlay, ServiceEndpoint, mac_to_string};
 use tracing::{error, warn};
 
-use super::forward;
+use super::{forward, names};
 use crate::node::Node;
 use crate::protection::{between, others, say_unguarded};
 use crate::state::StateError;
@@ -65,6 +65,7 @@ pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
         node.events.tell("node", "mended", &node.name, "published ports");
         mended = true;
     }
+    names::keep(node).await;
     plug_in(node, mended).await.map_err(|error| error_chain(&error))?;
     if mended {
         forward::forward_all(node).await.map_err(|error| error_chain(&error))?;

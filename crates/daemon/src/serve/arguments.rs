@@ -48,6 +48,9 @@ pub(crate) struct ServeArgs {
     /// Whether to probe the uplink for a service's address (ARP) before the service is admitted
     #[arg(long, value_enum, default_value_t = AddressProbe::Auto)]
     pub address_probe: AddressProbe,
+    /// Whether services find each other by name: the gateway of each network serves DNS to them
+    #[arg(long, value_enum, default_value_t = Dns::Auto)]
+    pub dns: Dns,
     /// CRIU [default: the one in godwitd's own directory, else /usr/local/lib/godwit/bin/criu]
     #[arg(long, env = "GODWIT_CRIU", value_name = "PATH")]
     pub criu: Option<PathBuf>,
@@ -160,6 +163,15 @@ pub(crate) enum Track {
     SoftDirty,
     /// None: only modes cold and postcopy
     None,
+}
+
+/// Whether services find each other by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Dns {
+    /// By the DNS server of each network
+    Auto,
+    /// They have the name servers of their node
+    Off,
 }
 
 /// Whether the uplink's hosts are asked for a service's address.

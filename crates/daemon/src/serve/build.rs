@@ -30,7 +30,7 @@ use godwit_network::{Networks, Overlay, OverlayConfig};
 use godwit_transfer::Identity;
 use tokio_util::sync::CancellationToken;
 
-use super::arguments::{AddressProbe, CriuPatches, CutOver, ServeArgs, Track, Userfaultfd};
+use super::arguments::{AddressProbe, CriuPatches, CutOver, Dns, ServeArgs, Track, Userfaultfd};
 use crate::cluster_view::ClusterView;
 use crate::load::Load;
 use crate::node::{Means, Node};
@@ -117,6 +117,12 @@ pub(super) async fn build(
     }
     let certificate_validity = args.certificate_validity.map(Duration::from_secs);
     let mut node = Node::new(&own.name, state, Peers::new(identity), network);
+    node.names.port = match args.dns {
+        Dns::Off => None,
+        Dns::Auto => {
+            Some(own.listen.port().checked_add(3).context("the port of --listen must be below 65533")?)
+        }
+    };
     node.certificate_validity = certificate_validity;
     if let Some(busy) = args.busy_permille {
         node.load = Load::Fixed(busy);

@@ -14,6 +14,7 @@ fn placement(id: &str, node: &str, epoch: u64, removed: bool) -> Placement {
         id: id.into(),
         publish: vec![PublishedPort { host_port: 80, container_port: 8080, protocol: "tcp".into() }],
         more: vec!["10.89.0.10".into()],
+        aliases: vec!["store".into()],
     }
 }
 
@@ -196,6 +197,47 @@ fn a_file_of_every_version_ends_up_with_the_same_tables() {
     old.execute_batch(include_str!("fixtures/0.2.0.sql")).unwrap();
     schema::upgrade(&mut old, &STEPS).unwrap();
     assert_eq!(tables(&old), tables(&new));
+}
+
+#[test]
+fn every_change_of_a_placement_makes_another_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = State::open(&dir.path().join("node.db")).unwrap();
+    let mut last = state.version_of_placements();
+    let mut changed = || {
+        let now = state.version_of_placements();
+        std::mem::replace(&mut last, now) != now
+    };
+    assert!(!changed());
+    state.put_placement(&placement("1", "a", 1, false)).unwrap();
+    assert!(changed());
+    state.put_placement(&placement("1", "a", 1, false)).unwrap();
+    assert!(!changed(), "nothing was new");
+    state.placements().unwrap();
+    assert!(!changed());
+    state.replace_placement(&placement("1", "b", 2, false)).unwrap();
+    assert!(changed());
+    state.forget_hearsay("a").unwrap();
+    assert!(changed());
+    assert_eq!(state.placements().unwrap(), []);
+}
+
+#[test]
+fn further_names_that_an_older_release_did_not_note_are_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = State::open(&dir.path().join("node.db")).unwrap();
+    let full = placement("1", "b", 3, false);
+    let lacking = Placement { aliases: Vec::new(), ..full.clone() };
+    assert!(state.put_placement(&lacking).unwrap());
+    assert!(state.put_placement(&full).unwrap());
+    assert!(!state.put_placement(&full).unwrap(), "that is no news");
+    assert_eq!(state.placements().unwrap(), std::slice::from_ref(&full));
+    // Of another node, or of before it was removed, they say nothing.
+    assert!(!state.put_placement(&Placement { node: "c".into(), ..lacking.clone() }).unwrap());
+    let removed = Placement { removed: true, ..full.clone() };
+    assert!(state.put_placement(&removed).unwrap());
+    assert!(!state.put_placement(&lacking).unwrap());
+    assert_eq!(state.placements().unwrap(), [removed]);
 }
 
 #[test]

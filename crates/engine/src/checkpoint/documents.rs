@@ -223,6 +223,7 @@ mod tests {
             workdir: "/".into(),
             confinement: Confinement::default(),
             kept: None,
+            name_server: None,
         };
         let known = Known {
             id: "c".repeat(64),

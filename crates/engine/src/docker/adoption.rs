@@ -16,7 +16,7 @@ use super::{Docker, RUNTIME, containerd, encoded, filtered, shim_of};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
-use crate::foreign::{Beside, Found, Keeps as _, Look, Port, bound, landing, on_networks};
+use crate::foreign::{Beside, Found, Keeps as _, Look, Port, bound, is_short_id, landing, on_networks};
 use crate::processes::mounts::MountNamespace;
 
 /// A container as `docker inspect` tells it.
@@ -36,6 +36,8 @@ pub(super) struct Inspected {
     #[serde(default)]
     mounts: Vec<Mount>,
     network_settings: NetworkSettings,
+    #[serde(default)]
+    resolv_conf_path: PathBuf,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -178,7 +180,27 @@ impl Inspected {
             upper: data.upper_dir,
             merged: data.merged_dir,
             networks: self.networks(),
+            resolver: self.resolver(),
         }
+    }
+
+    /// See [`Look::resolver`]. Docker names what its user has mounted there instead, be it the node's own file.
+    fn resolver(&self) -> Option<PathBuf> {
+        let of_user =
+            self.host_config.get("Dns").and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+        let path = &self.resolv_conf_path;
+        let is_own = path.is_absolute() && path.ends_with(format!("containers/{}/resolv.conf", self.id));
+        (!of_user && is_own).then(|| path.clone())
+    }
+
+    /// The names that it has on its networks, but for its ID, which Docker gives it as one.
+    fn aliases(&self) -> Vec<String> {
+        let networks = self.network_settings.networks.iter().flatten();
+        let lists = networks.flat_map(|(_, network)| ["Aliases", "DNSNames"].map(|kind| network.get(kind)));
+        let texts = lists.flatten().filter_map(Value::as_array).flatten().filter_map(Value::as_str);
+        let hostname = self.config.get("Hostname").and_then(Value::as_str);
+        let names = texts.chain(hostname).filter(|name| !name.is_empty() && !is_short_id(name, &self.id));
+        names.map(str::to_owned).collect()
     }
 
     /// The networks that it is on, and what its user has said of each.
@@ -367,6 +389,9 @@ impl Docker {
         let mut definition = inspected
             .definition()
             .map_err(|error| refused(format!("what Docker tells of it is not understood: {error}")))?;
+        if beside.namespace.is_some() {
+            definition.ask_network();
+        }
         let mut objections = inspected.objections(beside);
         let of_node = definition.mounts();
         objections.extend(definition.objections(&of_node));
@@ -432,6 +457,7 @@ impl Docker {
             cpu_millis: u32::try_from(millis).unwrap_or(0),
             mounts: of_node,
             networks: look.networks,
+            aliases: inspected.aliases(),
             ports: inspected.ports(),
             kept: Kept { keeper: Keeper::Docker, id: inspected.id.clone(), definition: definition.value() },
         })
@@ -477,6 +503,30 @@ impl Docker {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_all_but_the_id_and_the_file_of_name_servers_is_dockers_own() {
+        let id = format!("db{}", "0".repeat(62));
+        let inspected = |path: String, dns: Value| -> Inspected {
+            let state =
+                json!({ "Running": true, "Paused": false, "Restarting": false, "Pid": 1, "ExitCode": 0 });
+            let networks = json!({ "app": {
+                "Aliases": ["db", &id[..12], ""], "DNSNames": ["shop-db-1", "db", &id[..12]],
+            } });
+            let all = json!({
+                "Id": id, "Name": "/n", "Image": "x", "State": state, "Config": { "Hostname": "broker" },
+                "HostConfig": { "Dns": dns }, "NetworkSettings": { "Networks": networks }, "ResolvConfPath": path,
+            });
+            serde_json::from_value(all).unwrap()
+        };
+        let own = format!("/var/lib/docker/containers/{id}/resolv.conf");
+        let found = inspected(own.clone(), Value::Null);
+        assert_eq!(found.aliases(), ["db", "shop-db-1", "db", "broker"]);
+        assert_eq!(found.resolver(), Some(own.clone().into()));
+        // Docker names here what a user has mounted there, be it the node's own.
+        assert_eq!(inspected("/etc/resolv.conf".into(), Value::Null).resolver(), None);
+        assert_eq!(inspected(own, json!(["192.0.2.1"])).resolver(), None);
+    }
 
     #[test]
     fn a_setting_that_is_not_known_is_named_and_one_that_is_not_set_is_not() {

@@ -53,7 +53,11 @@ impl Docker {
         let (_, definition) = self.kept(config)?;
         self.end_start(config, &Record::of(config)?).await?;
         let (volumes, token) = (self.volumes_in(&config.name).await?, Record::of(config)?.token);
-        let document = definition.to_create(&self.image_name(config).await?, (RUNTIME, &token), &volumes);
+        let document = definition.to_create(
+            (&self.image_name(config).await?, config.name_server),
+            (RUNTIME, &token),
+            &volumes,
+        );
         let id = self.create(config, &definition.name, document).await?;
         let place = self.care.place(&id);
         let task = Prepared::task(&place, &request, Some(&config.network_namespace));

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use crate::foreign::limits::{self, Changes};
 use crate::foreign::making::{WantedRestart, limit};
 use crate::foreign::renewed::cpu_millis;
 use crate::foreign::{ARRIVAL_LABEL, MASKED, READ_ONLY, bound, is_id, is_target, is_volume};
+use crate::resolver;
 
 type Texts = Option<Vec<String>>;
 type Table = Option<BTreeMap<String, String>>;
@@ -487,7 +489,12 @@ impl Definition {
 
     /// What dockerd of this node is given: it is in no network of Docker's, its runtime steps in for runc, and Docker does not
     /// start it by itself. It has its volumes below that directory.
-    pub(super) fn to_create(&self, image: &str, (runtime, token): (&str, &str), volumes: &Path) -> Value {
+    pub(super) fn to_create(
+        &self,
+        (image, name_server): (&str, Option<Ipv4Addr>),
+        (runtime, token): (&str, &str),
+        volumes: &Path,
+    ) -> Value {
         let mut config = self.config.clone();
         config.labels.get_or_insert_default().insert(ARRIVAL_LABEL.into(), token.into());
         // None would be the image's.
@@ -501,7 +508,14 @@ impl Definition {
                 "VolumeOptions": { "NoCopy": true },
             })
         });
-        let mut host = json!(self.host);
+        let mut host = self.host.clone();
+        if let Some(server) = name_server.filter(|_| host.dns.as_ref().is_none_or(Vec::is_empty)) {
+            host.dns = Some(vec![server.to_string()]);
+            let options = host.dns_options.get_or_insert_default();
+            // The last of a kind counts: a user's own do.
+            options.splice(..0, resolver::OPTIONS.map(str::to_owned));
+        }
+        let mut host = json!(host);
         let binds = self.binds.iter().map(|bound| {
             json!({
                 "Type": "bind",
@@ -526,6 +540,11 @@ impl Definition {
         whole["Image"] = image.into();
         whole["HostConfig"] = host;
         whole
+    }
+
+    /// Has it ask the DNS server of its network, wherever it is: no user has named another.
+    pub(super) fn ask_network(&mut self) {
+        (self.host.dns, self.host.dns_options) = (None, None);
     }
 
     /// The definition without what says where it has been.
@@ -567,7 +586,7 @@ mod tests {
         let told = Definition::told(&definition()).unwrap();
         assert_eq!(told.objections(&[]), [""; 0]);
         assert_eq!(told.restart_policy(), json!({ "Name": "always", "MaximumRetryCount": 0 }));
-        let created = told.of_no_node().to_create("web:1", ("godwit", "new"), Path::new("/v"));
+        let created = told.of_no_node().to_create(("web:1", None), ("godwit", "new"), Path::new("/v"));
         let host = created["HostConfig"].as_object().unwrap();
         for name in ["Binds", "binds", "Privileged", "PidMode", "Devices"] {
             assert!(!host.contains_key(name), "{name}");
@@ -588,7 +607,10 @@ mod tests {
         let changes = Changes { memory_bytes: Some(4 << 20), ..Changes::default() };
         let (changed, told) = plain.clone().changed(&changes).unwrap();
         assert_eq!(told, json!({ "Memory": 4 << 20, "MemorySwap": 8 << 20 }));
-        assert_eq!(changed.to_create("i", ("r", "t"), Path::new("/v"))["HostConfig"]["Memory"], 4 << 20);
+        assert_eq!(
+            changed.to_create(("i", None), ("r", "t"), Path::new("/v"))["HostConfig"]["Memory"],
+            4 << 20
+        );
         let changes = Changes {
             cpu_millis: Some(500),
             pids_limit: Some(0),
@@ -672,7 +694,8 @@ mod tests {
         let other = Mount { read_only: false, ..allowed };
         assert_eq!(told.objections(&[other]).len(), 2);
         let mounts =
-            told.to_create("web:1", ("godwit", "new"), Path::new("/v"))["HostConfig"]["Mounts"].clone();
+            told.to_create(("web:1", None), ("godwit", "new"), Path::new("/v"))["HostConfig"]["Mounts"]
+                .clone();
         assert_eq!(
             mounts[1],
             json!({ "Type": "bind", "Source": "/srv", "Target": "/srv", "ReadOnly": true })
@@ -685,7 +708,8 @@ mod tests {
         // A file is bound from a volume of its own.
         let of_file = told.clone().with_volumes(&[copy(Some("srv"))]);
         assert_eq!(of_file.objections(&[]), [""; 0]);
-        let mounts = of_file.to_create("i", ("r", "t"), Path::new("/v"))["HostConfig"]["Mounts"].clone();
+        let mounts =
+            of_file.to_create(("i", None), ("r", "t"), Path::new("/v"))["HostConfig"]["Mounts"].clone();
         let wanted =
             json!({ "Type": "bind", "Source": "/v/web-srv/_data/srv", "Target": "/srv", "ReadOnly": true });
         assert_eq!(mounts[1], wanted);

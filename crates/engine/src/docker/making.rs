@@ -5,6 +5,7 @@
 //! for it: the program has its network from its first instruction.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, li
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, SHORT, instructions, is_id};
 use crate::image::{PackError, Packed};
+use crate::resolver;
 
 /// Volumes that dockerd names.
 #[derive(Debug, Deserialize)]
@@ -41,7 +43,7 @@ struct NamedVolume {
 }
 
 /// What dockerd is asked to create. What is not named is as dockerd has it.
-fn document(wanted: &Wanted, token: &str) -> Value {
+fn document(wanted: &Wanted, name_server: Option<Ipv4Addr>, token: &str) -> Value {
     let list = |list: &[String]| if list.is_empty() { Value::Null } else { json!(list) };
     let labels = wanted.labels.iter().map(|label| label.split_once('=').unwrap_or((label, "")));
     let mut labels: BTreeMap<_, _> = labels.collect();
@@ -94,6 +96,8 @@ fn document(wanted: &Wanted, token: &str) -> Value {
         "Labels": labels,
         "HostConfig": {
             "NetworkMode": "none",
+            "Dns": name_server.map(|server| [server]),
+            "DnsOptions": name_server.map(|_| resolver::OPTIONS),
             "Runtime": RUNTIME,
             "RestartPolicy": { "Name": policy, "MaximumRetryCount": most },
             "Memory": limit(wanted.memory_bytes),
@@ -215,7 +219,7 @@ impl Docker {
         }
         let alone = Arc::clone(&self.creating).lock_owned().await;
         let (api, path) = (self.api.clone(), format!("/containers/create?name={}", config.name));
-        let document = document(wanted, token);
+        let document = document(wanted, config.name_server, token);
         // Whoever waits for it: what it has made is known then.
         let creating = tokio::spawn(async move {
             let _alone = alone;
@@ -286,12 +290,12 @@ mod tests {
     #[test]
     fn what_is_not_said_is_dockers() {
         let wanted = Wanted { image: "i".into(), hostname: "h".into(), ..Wanted::default() };
-        let made = document(&wanted, "t");
+        let made = document(&wanted, None, "t");
         for setting in ["Env", "Cmd", "Entrypoint"] {
             assert_eq!(made[setting], Value::Null, "{setting}");
         }
         let host = &made["HostConfig"];
-        for setting in ["CapAdd", "CapDrop", "SecurityOpt", "PidsLimit"] {
+        for setting in ["Dns", "DnsOptions", "CapAdd", "CapDrop", "SecurityOpt", "PidsLimit"] {
             assert_eq!(host[setting], Value::Null, "{setting}");
         }
         assert_eq!((&host["NetworkMode"], &host["Runtime"]), (&json!("none"), &json!(RUNTIME)));
@@ -316,7 +320,8 @@ mod tests {
             tmpfs: vec![WantedTmpfs { target: "/t".into(), size_bytes: 0, read_only: true }],
             ..Wanted::default()
         };
-        let made = document(&wanted, "t");
+        let made = document(&wanted, Some(Ipv4Addr::new(10, 88, 0, 1)), "t");
+        assert_eq!(made["HostConfig"]["Dns"], json!(["10.88.0.1"]));
         assert_eq!(made["Entrypoint"], json!([""]));
         assert_eq!(made["Labels"], json!({ "tier": "x=y", ARRIVAL_LABEL: "t" }));
         let host = &made["HostConfig"];

@@ -15,7 +15,8 @@ use super::record::{Record, Volume};
 use super::renewed::Renewed;
 use super::state;
 use crate::confinement::User;
-use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, Mount};
+use crate::container::{ContainerConfig, ContainerState, EngineError, Keeper, Kept, Mount, io_error};
+use crate::resolver;
 
 /// The pauses before an engine is told again how to restart a container.
 const POLICY_PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
@@ -51,6 +52,8 @@ pub struct Found {
     pub mounts: Vec<Mount>,
     /// The engine's networks that it is on, and what it takes to put it on each again.
     pub networks: Vec<(String, String)>,
+    /// Names by which others on them find it, beside its own.
+    pub aliases: Vec<String>,
     /// Ports of the node that the engine has lead into it over them.
     pub ports: Vec<Port>,
 }
@@ -95,6 +98,8 @@ pub trait Adopts: Send + Sync {
         config: &ContainerConfig,
         networks: &[(String, String)],
     ) -> Result<(), EngineError>;
+    /// Has a container that runs ask the DNS server of its network, if it has one. Where its user has named others, it keeps those.
+    async fn tell_names(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// What an earlier life of godwit has noted of a container, which it has forgotten, is no reason to remove it.
     fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError>;
     /// A container is this node's, and is removed with its service.
@@ -127,7 +132,7 @@ pub trait Adopts: Send + Sync {
 pub fn on_networks(keeper: Keeper, networks: &[(String, String)]) -> String {
     let names: Vec<_> = networks.iter().map(|(name, _)| name.as_str()).collect();
     format!(
-        "it is on {}'s network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and connections that are open end",
+        "it is on {}'s network {}, whose addresses do not move; with --leave-networks it gets an address of godwit's in their place, and keeps its names; connections that are open end",
         keeper.title(),
         names.join(", ")
     )
@@ -267,6 +272,14 @@ impl<K: Keeps + Clone + 'static> Adopts for K {
             self.leave(config, &record.id, network).await?;
         }
         Ok(())
+    }
+
+    async fn tell_names(&self, config: &ContainerConfig) -> Result<(), EngineError> {
+        let Some(server) = config.name_server else { return Ok(()) };
+        let look = self.look(&config.name, &Record::of(config)?.id).await?;
+        let Some(file) = look.and_then(|look| look.resolver) else { return Ok(()) };
+        resolver::write(&file, server)
+            .map_err(|source| io_error(&config.name, format!("write {}", file.display()), source))
     }
 
     fn disown(&self, config: &ContainerConfig) -> Result<(), EngineError> {

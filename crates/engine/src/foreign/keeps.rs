@@ -43,6 +43,8 @@ pub(crate) struct Look {
     pub(crate) merged: PathBuf,
     /// The engine's networks that it is on, and what it takes to put it on each again.
     pub(crate) networks: Vec<(String, String)>,
+    /// The node's file that it has as `/etc/resolv.conf`; none where its user has named name servers, or it has no such file.
+    pub(crate) resolver: Option<PathBuf>,
 }
 
 /// What is known of a container before it is found.

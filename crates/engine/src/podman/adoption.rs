@@ -35,6 +35,7 @@ impl Podman {
         let mut definition = self.describe(name, &inspected).await?;
         if let Some(namespace) = beside.namespace {
             definition.in_own_namespace(namespace);
+            definition.ask_network();
         }
         let of_node = definition.binds();
         let mut objections = definition.objections(&inspected.id, &of_node);
@@ -94,6 +95,7 @@ impl Podman {
             cpu_millis: u32::try_from(millis).unwrap_or(0),
             mounts: of_node,
             networks,
+            aliases: inspected.aliases(),
             ports,
             kept: Kept { keeper: Keeper::Podman, id: inspected.id, definition: definition.value() },
         })

@@ -91,6 +91,7 @@ impl Podman {
         let parent = format!("{}/podman", self.config.cgroup_parent.trim_end_matches('/'));
         let here = Here {
             network_namespace: &config.network_namespace,
+            name_server: config.name_server,
             cgroup_parent: (!storage.by_systemd).then_some(parent.as_str()),
             image: &self.image_name(config).await?,
             volumes: &storage.volumes,

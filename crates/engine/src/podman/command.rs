@@ -15,6 +15,7 @@ use super::Podman;
 use super::adoption::driver_objection;
 use crate::container::{EngineError, Keeper};
 use crate::foreign::fitness::PATIENCE;
+use crate::foreign::is_short_id;
 use crate::foreign::{Fitness, Look, SHORT};
 use crate::processes::process::KilledOnDrop;
 
@@ -35,6 +36,8 @@ pub(super) struct Inspected {
     pub(super) config: InspectedConfig,
     #[serde(default)]
     pub(super) network_settings: NetworkSettings,
+    #[serde(default)]
+    resolv_conf_path: PathBuf,
     #[serde(default)]
     pub(super) mounts: Vec<InspectedMount>,
 }
@@ -64,15 +67,39 @@ impl Inspected {
             upper: self.graph_driver.data.upper_dir.clone(),
             merged: self.graph_driver.data.merged_dir.clone(),
             networks: self.networks(),
+            resolver: self.resolver(),
         }
     }
 
-    /// The networks that it is on, and its address on each.
+    /// See [`Look::resolver`].
+    fn resolver(&self) -> Option<PathBuf> {
+        let of_user = self.host_config.dns.iter().flatten().next().is_some();
+        let is_own = self.resolv_conf_path.ends_with(format!("{}/userdata/resolv.conf", self.id));
+        (!of_user && is_own && self.resolv_conf_path.is_absolute()).then(|| self.resolv_conf_path.clone())
+    }
+
+    /// The names that it has on its networks.
+    pub(super) fn aliases(&self) -> Vec<String> {
+        let networks = self.network_settings.networks.iter().flatten();
+        networks.flat_map(|(_, network)| self.aliases_on(network)).collect()
+    }
+
+    /// Those on one, but for its ID, which Podman gives it as one.
+    fn aliases_on(&self, network: &InspectedNetwork) -> Vec<String> {
+        let all = network.aliases.iter().flatten();
+        all.filter(|alias| !alias.is_empty() && !is_short_id(alias, &self.id)).cloned().collect()
+    }
+
+    /// The networks that it is on, and its address and names on each, with blanks between them.
     pub(super) fn networks(&self) -> Vec<(String, String)> {
         let networks = self.network_settings.networks.iter().flatten();
         // Since release 5 how it has none, or whose namespace it is in, is told as one.
         let networks = networks.filter(|(name, _)| *name != "none" && !name.contains(':'));
-        networks.map(|(name, network)| (name.clone(), network.address.clone())).collect()
+        let how = |network: &InspectedNetwork| {
+            let names = self.aliases_on(network);
+            std::iter::once(network.address.clone()).chain(names).collect::<Vec<_>>().join(" ")
+        };
+        networks.map(|(name, network)| (name.clone(), how(network))).collect()
     }
 
     /// The names of its volumes.
@@ -112,6 +139,8 @@ pub(super) struct NetworkSettings {
 pub(super) struct InspectedNetwork {
     #[serde(rename = "IPAddress")]
     pub(super) address: String,
+    #[serde(rename = "Aliases")]
+    aliases: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -147,6 +176,8 @@ pub(super) struct Healthcheck {
 #[serde(rename_all = "PascalCase")]
 pub(super) struct HostConfig {
     pub(super) auto_remove: bool,
+    #[serde(default)]
+    dns: Option<Vec<String>>,
 }
 
 /// Has Podman tell what [`Storage::parse`] reads.

@@ -14,6 +14,7 @@
 //! passed on.
 
 use std::io::{self, Read, Write};
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use oci_spec::runtime::Spec;
@@ -24,6 +25,7 @@ use super::binds;
 use crate::container::{Mount, MountKind, OnMove};
 use crate::foreign::file::FileOfVolume;
 use crate::foreign::{ARRIVAL_LABEL, MASKED, Port, READ_ONLY, bound, is_target, is_volume};
+use crate::resolver;
 
 /// Largest document taken, bytes; they have some tens of thousands.
 const LIMIT: u64 = 4 << 20;
@@ -149,6 +151,8 @@ pub(super) fn is_volume_option(option: &str) -> bool {
 pub(super) struct Here<'a> {
     /// The network namespace that it is in.
     pub(super) network_namespace: &'a Path,
+    /// The DNS server of its network, if there is one.
+    pub(super) name_server: Option<Ipv4Addr>,
     /// The cgroup below which its own is, if not where Podman puts it.
     pub(super) cgroup_parent: Option<&'a str>,
     /// What Podman knows its image by.
@@ -280,6 +284,13 @@ impl Definition {
             if namespace["path"].as_str().is_some_and(|path| Path::new(path) == own) {
                 *namespace = json!({ "type": "network" });
             }
+        }
+    }
+
+    /// Has it ask the DNS server of its network, wherever it is: no user has named another.
+    pub(super) fn ask_network(&mut self) {
+        for field in ["dnsServer", "dnsOption"] {
+            self.config.remove(field);
         }
     }
 
@@ -526,6 +537,14 @@ impl Definition {
         config.insert("runtime".into(), super::RUNTIME.into());
         config.insert("idMappingsOptions".into(), json!({ "HostUIDMapping": true, "HostGIDMapping": true }));
         config.insert("rootfsImageName".into(), here.image.into());
+        let of_user =
+            |field: &str| self.config.get(field).and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+        if let Some(server) = here.name_server.filter(|_| !of_user("dnsServer")) {
+            config.insert("dnsServer".into(), json!([server]));
+            if !of_user("dnsOption") {
+                config.insert("dnsOption".into(), json!(resolver::OPTIONS));
+            }
+        }
         if let Some(parent) = here.cgroup_parent {
             config.insert("cgroupParent".into(), parent.into());
         }
@@ -786,6 +805,7 @@ mod tests {
         let plain = Definition::told(&definition()).unwrap().of_no_node();
         let here = Here {
             network_namespace: Path::new("/run/godwit/netns/web"),
+            name_server: Some(Ipv4Addr::new(10, 88, 0, 1)),
             cgroup_parent: Some("/godwit/podman"),
             image: "aa",
             volumes: Path::new("/here/volumes"),
@@ -795,6 +815,7 @@ mod tests {
         let read = Definition::in_archive(archive.as_slice()).unwrap();
         assert_eq!((read.name(), read.image()), ("web", ("aa", "aa")));
         assert_eq!(read.text("cgroupParent"), "/godwit/podman");
+        assert_eq!(read.config["dnsServer"], json!(["10.88.0.1"]));
         let text = read.spec().to_string();
         assert!(
             text.contains("/here/volumes/data/_data") && text.contains("/run/godwit/netns/web"),

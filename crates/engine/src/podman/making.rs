@@ -6,6 +6,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -24,6 +25,7 @@ use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, LONG, SHORT, is_id};
 use crate::image::{PackError, Packed};
 use crate::processes::process;
+use crate::resolver;
 
 /// How often to look whether a call has ended that is not waited for.
 const LOOK: std::time::Duration = std::time::Duration::from_millis(20);
@@ -58,6 +60,7 @@ impl Beside {
 fn words(
     wanted: &Wanted,
     (name, namespace, token): (&str, &Path, &str),
+    name_server: Option<Ipv4Addr>,
     environment: &Environment,
     beside: &Beside,
 ) -> Vec<String> {
@@ -65,6 +68,12 @@ fn words(
     let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
     add("--name", name.to_owned());
     add("--network", format!("ns:{}", namespace.display()));
+    if let Some(server) = name_server {
+        add("--dns", server.to_string());
+        for option in resolver::OPTIONS {
+            add("--dns-option", option.into());
+        }
+    }
     add("--hostname", wanted.hostname.clone());
     for label in &wanted.labels {
         add("--label", label.clone());
@@ -229,7 +238,7 @@ impl Podman {
             io_error(&config.name, format!("write what Podman is to read in {}", place.display()), source)
         })?;
         let named = (config.name.as_str(), config.network_namespace.as_path(), token);
-        let words = words(wanted, named, &environment, &beside);
+        let words = words(wanted, named, config.name_server, &environment, &beside);
         let created = self.create_by(config, &words, &environment).await;
         self.forget(config, token)?;
         created
@@ -338,7 +347,7 @@ mod tests {
     fn said(wanted: &Wanted) -> String {
         let beside = Beside { profile: "/p".into(), env: None };
         let environment = Environment::of(&wanted.env).unwrap();
-        words(wanted, ("web", Path::new("/n"), "t"), &environment, &beside).join(" ")
+        words(wanted, ("web", Path::new("/n"), "t"), None, &environment, &beside).join(" ")
     }
 
     #[test]
@@ -398,7 +407,14 @@ mod tests {
         let wanted = Wanted { env, ..Wanted::default() };
         let environment = Environment::of(&wanted.env).unwrap();
         let beside = Beside::write(&directory.path().join("p"), &wanted, &environment).unwrap();
-        let words = words(&wanted, ("web", Path::new("/n"), "t"), &environment, &beside).join(" ");
+        let words = words(
+            &wanted,
+            ("web", Path::new("/n"), "t"),
+            Some(Ipv4Addr::new(10, 88, 0, 1)),
+            &environment,
+            &beside,
+        )
+        .join(" ");
         let file = beside.env.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "SECRET= \"a b\" #\nB=\n");
         assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
@@ -436,6 +452,7 @@ mod tests {
             workdir: PathBuf::new(),
             confinement: crate::confinement::Confinement::default(),
             kept: None,
+            name_server: None,
         };
         let wanted = Wanted { env: vec!["SECRET=x".into()], ..Wanted::default() };
         let token = "0a".repeat(32);

@@ -20,9 +20,7 @@ use godwit_criu::repair::Hidden;
 
 use super::spec::{COVERED_DIRECTORIES, MASKED_FILES, READ_ONLY_PATHS};
 use crate::container::{ContainerConfig, Identity, Mount, MountKind, OnMove};
-
-/// The node's name servers: the file, and the one behind systemd's local resolver.
-const RESOLVER_FILES: &[&str] = &["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+use crate::resolver;
 
 /// The files with name resolution, and what is in them.
 fn files(config: &ContainerConfig) -> [(&'static str, String); 3] {
@@ -32,10 +30,7 @@ fn files(config: &ContainerConfig) -> [(&'static str, String); 3] {
     [
         ("hostname", format!("{name}\n")),
         ("hosts", format!("127.0.0.1 localhost\n::1 localhost ip6-localhost\n{address} {name}\n")),
-        (
-            "resolv.conf",
-            resolver(&mut RESOLVER_FILES.iter().filter_map(|path| std::fs::read_to_string(path).ok())),
-        ),
+        ("resolv.conf", resolver::text(config.name_server)),
     ]
 }
 
@@ -132,33 +127,4 @@ fn address_in(namespace: &Path) -> Option<IpAddr> {
         })
     });
     reader.join().ok()?
-}
-
-/// A `resolv.conf` from the first file with name servers that a container can reach: not those on
-/// the node's loopback.
-fn resolver(files: &mut dyn Iterator<Item = String>) -> String {
-    let is_server = |line: &str| line.split_whitespace().next() == Some("nameserver");
-    let is_local = |line: &str| {
-        let address = line.split_whitespace().nth(1).and_then(|address| address.parse::<IpAddr>().ok());
-        address.is_none_or(|address| address.is_loopback())
-    };
-    let reachable = files.map(|text| {
-        let lines = text.lines().filter(|line| !line.starts_with(['#', ';']));
-        lines.filter(|line| !(is_server(line) && is_local(line))).map(|line| format!("{line}\n")).collect()
-    });
-    reachable.into_iter().find(|text: &String| text.lines().any(is_server)).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn name_servers_on_the_loopback_are_left_out() {
-        let stub = "# comment\nnameserver 127.0.0.53\noptions edns0\n".to_owned();
-        let real = "search lan\nnameserver 192.0.2.1\nnameserver ::1\n".to_owned();
-        let found = resolver(&mut [stub.clone(), real].into_iter());
-        assert_eq!(found, "search lan\nnameserver 192.0.2.1\n");
-        assert_eq!(resolver(&mut [stub].into_iter()), "");
-    }
 }

@@ -97,6 +97,7 @@ mod tests {
             workdir: "/".into(),
             confinement: crate::confinement::Confinement::default(),
             kept: None,
+            name_server: None,
         }
     }
 

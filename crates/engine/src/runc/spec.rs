@@ -258,6 +258,7 @@ mod tests {
             workdir: "/".into(),
             confinement: Confinement::default(),
             kept: None,
+            name_server: None,
         }
     }
 

@@ -117,6 +117,7 @@ impl Node {
             workdir: "/".into(),
             confinement: godwit_engine::Confinement::default(),
             kept: None,
+            name_server: None,
         };
         self.containers.push(config.clone());
         config

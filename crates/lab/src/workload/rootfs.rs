@@ -77,7 +77,7 @@ impl Rootfs {
         )?
         .text("/etc/group", "root:x:0:\nnogroup:x:65534:\n")?
         .text("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")?
-        .text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+        .text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
     }
 
     /// Where it is.

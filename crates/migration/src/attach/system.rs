@@ -46,11 +46,15 @@ impl Attach for SystemNetwork {
         Ok(())
     }
 
-    async fn join(&self, service: &Service, pid: u32) -> Result<(), NetworkError> {
+    async fn join(&self, service: &Service, pid: u32) -> Result<bool, NetworkError> {
         match service.network.namespace() {
             None => join_namespace(&self.layout.namespace(service), pid).await,
-            Some(_) => Ok(()),
+            Some(_) => Ok(false),
         }
+    }
+
+    fn name_server(&self, service: &Service) -> Option<Ipv4Addr> {
+        self.networks.name_server(*service.addresses().first()?)
     }
 
     async fn open(&self, service: &Service) -> Result<Handed, NetworkError> {

@@ -223,6 +223,9 @@ async fn examine(
     if let Some(objection) = service.mounts_objection() {
         return Err(DestinationError::Refused(vec![objection]));
     }
+    if !service.aliases_are_sound() {
+        return Err(DestinationError::Protocol("a name by which others find it that cannot be one"));
+    }
     if service.follows.as_ref().is_some_and(Follows::is_too_long) {
         return Err(DestinationError::Protocol("more moves than a node remembers"));
     }
@@ -559,6 +562,7 @@ fn answer(
         engine_layers: Vec::new(),
         sessions: true,
         follows: true,
+        aliases: true,
     }
 }
 

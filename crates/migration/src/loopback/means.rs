@@ -68,8 +68,12 @@ impl Attach for Network {
         })
     }
 
-    async fn join(&self, _service: &Service, _pid: u32) -> Result<(), NetworkError> {
-        Ok(())
+    async fn join(&self, _service: &Service, _pid: u32) -> Result<bool, NetworkError> {
+        Ok(false)
+    }
+
+    fn name_server(&self, _service: &Service) -> Option<Ipv4Addr> {
+        None
     }
 
     async fn open(&self, service: &Service) -> Result<Handed, NetworkError> {

@@ -232,6 +232,9 @@ pub struct Accepted {
     /// Whether services follow their clients from this node, too.
     #[prost(bool, tag = "67")]
     pub follows: bool,
+    /// Whether services have further names there.
+    #[prost(bool, tag = "68")]
+    pub aliases: bool,
 }
 
 /// The round of files that are sent ahead is applied.

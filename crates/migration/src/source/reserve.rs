@@ -386,6 +386,8 @@ impl Source {
             "storage that nodes share"
         } else if self.service.follows.is_some() && !accepted.follows {
             "services that follow their clients"
+        } else if !self.service.aliases.is_empty() && !accepted.aliases {
+            "services with a --network-alias"
         } else if !accepted.parts_of_mounts && self.has_parts_of_mounts()? {
             "single files that go along, and volumes of an engine that stay"
         } else if self.options.prepares && !accepted.retains {
