@@ -111,10 +111,19 @@ fn a_process_that_ended_is_gone() {
 #[test]
 fn a_dropped_tracker_leaves_nothing() {
     let (child, start) = with_pages(|_| ());
-    let flags = || {
+    // The kernel writes the list piece by piece: one that is about to change may be in none of them.
+    let look = || {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps", child.pid)).expect("its areas");
-        let from = text.find(&format!("{start:x}-")).expect("the area");
-        text[from..].lines().find(|line| line.starts_with("VmFlags")).expect("flags").to_owned()
+        let from = text.find(&format!("{start:x}-"))?;
+        text[from..].lines().find(|line| line.starts_with("VmFlags")).map(str::to_owned)
+    };
+    let flags = || {
+        let mut found = None;
+        crate::child::eventually("the area is listed", || {
+            found = look();
+            found.is_some()
+        });
+        found.unwrap_or_default()
     };
     let before = flags();
     let mut tracker = Tracker::new(Backend::Uffd);
