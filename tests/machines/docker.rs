@@ -61,7 +61,7 @@ fn moves(lab: &str, machine: &str, more: &str) {
     assert_eq!(run(lab, "a", "docker info --format '{{.CgroupDriver}} {{.CgroupVersion}}'"), "systemd 2\n");
     let driver = run(lab, "a", "docker info --format '{{.DriverStatus}}'");
     assert_eq!(driver.contains("io.containerd.snapshotter.v1"), !more.is_empty(), "{driver}");
-    let image = "mkdir -p r/bin r/data && cp /bin/busybox r/bin/ && for name in sh nc cat sleep; do ln -sf busybox r/bin/$name; done \
+    let image = "mkdir -p r/bin r/data && cp /bin/busybox r/bin/ && for name in sh nc cat sleep nslookup; do ln -sf busybox r/bin/$name; done \
                  && tar -C r -c . | docker import - echo:1";
     run(lab, "a", image);
     let start = format!(
@@ -72,6 +72,11 @@ fn moves(lab: &str, machine: &str, more: &str) {
     let before = run(lab, "a", life);
     bed.done("a", &["adopt", "docker:echo", "--leave-networks", "--ip", &ADDRESS.to_string()]);
     assert_eq!(run(lab, "a", life), before, "it is not started again for that");
+    let finds_itself = |node: &str| {
+        let told = run(lab, node, "docker exec echo /bin/nslookup echo");
+        assert!(told.contains(&ADDRESS.to_string()), "{told}");
+    };
+    finds_itself("a");
     let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, 7));
     echoed(&mut stream, "before");
     run(lab, "a", "docker exec echo sh -c 'echo kept >/data/file; echo changed >/file'");
@@ -88,6 +93,7 @@ fn moves(lab: &str, machine: &str, more: &str) {
         let (from, to) = if number % 2 == 0 { ("a", "b") } else { ("b", "a") };
         bed.migrate_so("echo", from, to, &["--mode", mode]);
         echoed(&mut stream, mode);
+        finds_itself(to);
         let now = count(to);
         assert!(now > last, "{now} after {last}");
         last = now;
@@ -100,12 +106,19 @@ fn moves(lab: &str, machine: &str, more: &str) {
     run(lab, "a", "docker restart --time 1 echo");
     let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, 7));
     echoed(&mut stream, "again");
+    finds_itself("a");
     // Docker starts it after a reboot, before godwitd or after it.
     lab.cut_power("a").unwrap();
     lab.power_on("a").unwrap();
     both_ready(&bed, "a");
     let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, 7));
     echoed(&mut stream, "booted");
+    wait_for("Docker to have its container ask godwit again", || {
+        run(lab, "a", "docker exec echo /bin/cat /etc/resolv.conf")
+            .contains("nameserver 10.88.0.1\n")
+            .then_some(())
+    });
+    finds_itself("a");
     bed.migrate_so("echo", "a", "b", &["--mode", "precopy"]);
     echoed(&mut stream, "and moved");
     bed.done("b", &["rm", "--force", "echo"]);
