@@ -165,7 +165,11 @@ async fn ask(node: &Node, service: &Service, network: &Overlay) -> Result<Option
 pub(crate) async fn gets_through(node: &Node, service: &Service) -> bool {
     let Some(network) = served(node, service) else { return false };
     match ask(node, service, &network).await {
-        Ok(None) => true,
+        Ok(None) => {
+            // Whatever was found before.
+            note(node, network.config().subnet.gateway(), None);
+            true
+        }
         Ok(Some(why)) => {
             tracing::warn!(service = %service.name, why, "what it asks for names does not get through: it keeps its name servers");
             false

@@ -52,6 +52,8 @@ async fn in_force(wanted: &Guard) -> bool {
 /// run here. What cannot be made again is an error, in a sentence.
 pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
     let _alone = node.network.mending.lock().await;
+    // Whatever cannot be mended of the rest.
+    names::keep(node).await;
     let mut mended = false;
     for overlay in node.networks().all() {
         if let Some(damage) = overlay.mend().await.map_err(|error| error_chain(&error))? {
@@ -65,7 +67,6 @@ pub(crate) async fn mend(node: &Arc<Node>) -> Result<(), String> {
         node.events.tell("node", "mended", &node.name, "published ports");
         mended = true;
     }
-    names::keep(node).await;
     plug_in(node, mended).await.map_err(|error| error_chain(&error))?;
     if mended {
         forward::forward_all(node).await.map_err(|error| error_chain(&error))?;
