@@ -17,6 +17,7 @@ mod demo;
 mod docker;
 mod doctored;
 mod downgrade;
+mod drain;
 mod engine_changes;
 mod engine_check;
 mod engine_faults;

@@ -134,6 +134,12 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
         is_refused(&bed, asked, &[&format!("{owner}{feature}")]);
     }
 
+    // Of a node.
+    for (verb, feature) in [("cordon", "cannot be cordoned"), ("drain", "cannot be drained")] {
+        let too_old = format!("godwitd {release} of node b is older and {feature}");
+        is_refused(&bed, &["node", verb, "b"], &[&too_old]);
+    }
+
     // All run where they were, and what both releases know is done.
     for (node, name) in [("a", "plain"), ("a", "keeps"), ("a", "binds"), ("a", "named"), ("b", "there")] {
         assert_eq!(inspect(&bed, node, name)["state"], "running", "{name}");

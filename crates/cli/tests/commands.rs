@@ -332,7 +332,16 @@ async fn stop_and_rm_take_several_and_go_on_after_an_error() {
     let finished = fake.run(&["stop", "-t", "3", "missing", "redis"]).await;
     assert_eq!((finished.code, finished.stdout.as_str()), (1, "redis\n"));
     assert!(finished.stderr.starts_with("Error: there is no service named missing"));
-    assert!(fake.asked.stop.lock().unwrap().iter().all(|request| request.timeout_ms == 3000));
+    let asked = std::mem::take(&mut *fake.asked.stop.lock().unwrap());
+    assert!(asked.iter().all(|request| request.timeout_ms == 3000), "{asked:?}");
+    for verb in ["stop", "restart"] {
+        assert_eq!(fake.run(&[verb, "-t", "0", "redis"]).await.code, 0);
+    }
+    let asked = std::mem::take(&mut *fake.asked.stop.lock().unwrap());
+    assert!(
+        asked.len() == 2 && asked.iter().all(|request| request.timeout_ms == 1),
+        "not its own time: {asked:?}"
+    );
     let finished = fake.run(&["rm", "running", "redis"]).await;
     assert_eq!((finished.code, finished.stdout.as_str()), (1, "redis\n"));
     assert_eq!(fake.run(&["rm", "-f", "running"]).await.code, 0);

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster;
+use crate::cordon;
 use crate::directory;
 use crate::network::{forward, overlay};
 use crate::node::{Claim, Migrating, Node};
@@ -139,11 +140,18 @@ impl Cluster for ClusterView {
             ));
         }
         objections.extend(overlay::objections(&node, service).await);
+        match cordon::objection(&node) {
+            Ok(objection) => objections.extend(objection),
+            Err(error) => objections.push(error_chain(&error)),
+        }
         if !objections.is_empty() {
             return Err(objections);
         }
         // What was free may have been taken since.
         let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(objection) = cordon::objection(&node).map_err(|error| vec![error_chain(&error)])? {
+            return Err(vec![objection]);
+        }
         let conflict = node.conflict(&service.name, &claim, &service.id, &node.name);
         if let Some(conflict) = conflict.map_err(|error| vec![error_chain(&error)])? {
             return Err(vec![conflict.sentence]);

@@ -43,6 +43,7 @@ pub(crate) fn own_info(node: &Node) -> Result<NodeInfo, StateError> {
         oldest_protocol: Versions::OWN.oldest(),
         newest_protocol: Versions::OWN.newest(),
         busy_permille: node.load.busy_permille(),
+        cordoned: node.state.is_cordoned()?,
     })
 }
 

@@ -239,9 +239,14 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
         let mut committed = false;
         loop {
             let event = match incoming.message().await {
-                Ok(Some(event)) => {
-                    if let Some(Kind::Progress(step)) = &event.kind {
-                        committed |= is_committed(&step.phase);
+                Ok(Some(mut event)) => {
+                    match &mut event.kind {
+                        Some(Kind::Progress(step)) => {
+                            plain_progress(step);
+                            committed |= is_committed(&step.phase);
+                        }
+                        Some(Kind::Report(report)) => plain_report(report),
+                        None => {}
                     }
                     Ok(event)
                 }
@@ -255,6 +260,30 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
         }
     });
     Ok(stream)
+}
+
+/// Has the words of another node's progress do a terminal no harm.
+pub(crate) fn plain_progress(progress: &mut api::MigrationProgress) {
+    harmless([&mut progress.id, &mut progress.phase]);
+    harmless(progress.lacking.iter_mut().flat_map(|lacking| [&mut lacking.node, &mut lacking.image]));
+}
+
+/// The same of a report.
+pub(crate) fn plain_report(report: &mut api::MigrationReport) {
+    let api::MigrationReport { name, mode, source, destination, outcome, reason, id, criu, why, .. } = report;
+    harmless([name, mode, source, destination, outcome, reason, id, criu, why]);
+    let api::MigrationReport { tracker, network_namespace, criu_there, files_stay, .. } = report;
+    harmless([tracker, network_namespace, criu_there, files_stay]);
+    harmless(report.phases.iter_mut().map(|time| &mut time.phase));
+    harmless(report.timeline.iter_mut().flat_map(|span| [&mut span.node, &mut span.what]));
+}
+
+fn harmless<'a>(words: impl IntoIterator<Item = &'a mut String>) {
+    for text in words {
+        if text.contains(char::is_control) {
+            *text = text.replace(char::is_control, " ");
+        }
+    }
 }
 
 /// What is known of a migration whose source does not answer any more, in a sentence; its own words where it gave

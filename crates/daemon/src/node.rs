@@ -175,6 +175,8 @@ pub(crate) struct Node {
     pub names: NameServers,
     /// Held while a task checks whether a name, addresses and ports are free, and reserves them.
     pub claiming: Mutex<()>,
+    /// Held while this node is drained.
+    pub draining: Arc<tokio::sync::Mutex<()>>,
     /// Held while a container comes into godwit's care.
     pub adopting: tokio::sync::Mutex<()>,
     /// It has been told that this node knows more than fits into a message.
@@ -219,6 +221,7 @@ impl Node {
             network,
             names: NameServers::default(),
             claiming: Mutex::default(),
+            draining: Arc::default(),
             adopting: tokio::sync::Mutex::default(),
             told_too_much: AtomicBool::new(false),
             tombstones: Tombstones::default(),
@@ -432,6 +435,13 @@ impl Node {
         self.transient().busy.contains_key(name)
     }
 
+    /// Names that are reserved, but for looks.
+    pub(crate) fn reserved(&self) -> Vec<ServiceName> {
+        let transient = self.transient();
+        let reserved = transient.busy.iter().filter(|(_, claim)| !claim.is_look);
+        reserved.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Addresses that are reserved for services that are not in the state yet.
     pub(crate) fn claimed_addresses(&self) -> Vec<Ipv4Addr> {
         self.transient().busy.values().flat_map(|claim| claim.addresses.clone()).collect()
@@ -505,6 +515,12 @@ impl Node {
         }
     }
 
+    /// A service that is on its way from here, or whose pages are.
+    pub(crate) fn a_migration(&self) -> Option<(ServiceName, Migrating)> {
+        let transient = self.transient();
+        transient.migrating.iter().next().map(|(name, migrating)| (name.clone(), migrating.clone()))
+    }
+
     /// All migrations under way.
     pub(crate) fn migrations(&self) -> Vec<Migrating> {
         self.transient().migrating.values().cloned().collect()
@@ -560,6 +576,11 @@ impl Node {
                 None => freed.await,
             }
         }
+    }
+
+    /// Returns once nothing is being done with a service.
+    pub(crate) async fn until_free(self: &Arc<Self>, name: &ServiceName) {
+        drop(self.wait_to_occupy(name).await);
     }
 
     /// The address of a member's peer API.

@@ -17,9 +17,9 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, candidate, capture, checkpoint, connections, copy, directory, doctor, exec, images, join, layers,
-    logs, made_by, migrate, network_changes, place, prepare, removals, restart, restore, stats, update,
-    volumes, wait,
+    adopt, candidate, capture, checkpoint, connections, copy, cordon, directory, doctor, drain, exec, images,
+    join, layers, logs, made_by, migrate, network_changes, place, prepare, removals, restart, restore, stats,
+    update, volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -45,6 +45,7 @@ impl NodeApi for NodeService {
     type CopyOutStream = Out<api::CopyOutput>;
     type CheckpointStream = Out<api::CheckpointOutput>;
     type MigrateStream = Out<api::MigrationEvent>;
+    type DrainStream = Out<api::DrainEvent>;
     type EventsStream = Out<api::Event>;
 
     async fn run(&self, request: Request<api::RunRequest>) -> Result<Response<api::Service>, Status> {
@@ -361,6 +362,21 @@ impl NodeApi for NodeService {
     ) -> Result<Response<api::VolumeRemoveResponse>, Status> {
         volumes::remove(&self.0, &request.into_inner().name).await?;
         Ok(Response::new(api::VolumeRemoveResponse {}))
+    }
+
+    async fn cordon(
+        &self,
+        request: Request<api::CordonRequest>,
+    ) -> Result<Response<api::CordonResponse>, Status> {
+        Ok(Response::new(cordon::anywhere(&self.0, request.into_inner()).await?))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<api::DrainRequest>,
+    ) -> Result<Response<Self::DrainStream>, Status> {
+        let events = drain::anywhere(&self.0, request.into_inner()).await?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 
     async fn create_token(

@@ -18,7 +18,9 @@ use crate::network::cluster_networks;
 use crate::node::{Claim, Node};
 use crate::protection::keys;
 use crate::status::internal;
-use crate::{capture, check, cluster, connections, migrate, place, prepare, renew, sessions, wait};
+use crate::{
+    capture, check, cluster, connections, cordon, drain, migrate, place, prepare, renew, sessions, wait,
+};
 
 /// Serves the peer API.
 pub(crate) struct PeerService(pub Arc<Node>, pub VerbsFrom);
@@ -62,6 +64,15 @@ impl PeerService {
         Ok(())
     }
 
+    /// Lets a verb about this node itself pass, and logs the node whose user it is.
+    fn pass_of_node(&self, from: &str, verb: &str) -> Result<(), Status> {
+        if !self.1.allows(from, None) {
+            return Err(self.refusal(from, verb));
+        }
+        tracing::info!(from, verb, "a verb was passed on");
+        Ok(())
+    }
+
     fn refusal(&self, from: &str, verb: &str) -> Status {
         let name = &self.0.name;
         Status::permission_denied(format!(
@@ -97,6 +108,7 @@ impl Peer for PeerService {
     type CaptureStream = capture::Batches;
     type MigrateStream = Pin<Box<dyn Stream<Item = Result<api::MigrationEvent, Status>> + Send>>;
     type PrepareStream = Self::MigrateStream;
+    type DrainStream = Pin<Box<dyn Stream<Item = Result<api::DrainEvent, Status>> + Send>>;
 
     async fn sync(&self, request: Request<api::SyncMessage>) -> Result<Response<api::SyncMessage>, Status> {
         let (from, membership) = (caller(&request)?, accepted(&request)?.membership.clone());
@@ -242,6 +254,26 @@ impl Peer for PeerService {
         let request = request.into_inner();
         self.pass(&from, "policy", &service_name(&request.name)?)?;
         Ok(Response::new(policy::here(&self.0, request).await?))
+    }
+
+    async fn cordon(
+        &self,
+        request: Request<api::CordonRequest>,
+    ) -> Result<Response<api::CordonResponse>, Status> {
+        let from = caller(&request)?;
+        let request = request.into_inner();
+        self.pass_of_node(&from, if request.lift { "node uncordon" } else { "node cordon" })?;
+        Ok(Response::new(cordon::here(&self.0, request.lift, Some(&from))?))
+    }
+
+    async fn drain(
+        &self,
+        request: Request<api::DrainRequest>,
+    ) -> Result<Response<Self::DrainStream>, Status> {
+        let from = caller(&request)?;
+        self.pass_of_node(&from, "node drain")?;
+        let events = drain::here(&self.0, request.into_inner(), Some(&from)).await?;
+        Ok(Response::new(ReceiverStream::new(events).boxed()))
     }
 
     async fn distances(

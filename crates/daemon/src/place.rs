@@ -50,6 +50,7 @@ struct Asked {
     to: String,
     target: Target,
     stay: Duration,
+    cause: Cause,
 }
 
 /// The best node, wherever the service is.
@@ -57,7 +58,7 @@ pub(crate) async fn anywhere(
     node: &Arc<Node>,
     request: api::PlaceRequest,
 ) -> Result<api::PlaceResponse, Status> {
-    let name = asked(&request)?.name;
+    let name = asked(&request, Cause::Asked)?.name;
     let Some((owner, address)) = elsewhere(node, &name)? else { return here(node, &request).await };
     let answer = node.peers.get_patient(&owner, &address).place(request).await;
     let answer = answer.map_err(|status| match verbs::is_unknown(&status) {
@@ -71,7 +72,7 @@ pub(crate) async fn anywhere(
     Err(Status::internal(format!("node {owner} returned an invalid answer about service {name}")))
 }
 
-fn asked(request: &api::PlaceRequest) -> Result<Asked, Status> {
+fn asked(request: &api::PlaceRequest, cause: Cause) -> Result<Asked, Status> {
     let missing = || Status::invalid_argument("the request names no service");
     let of_move = request.r#move.as_ref().ok_or_else(missing)?;
     let auto = api::MigrateRequest { mode: String::new(), ..of_move.clone() };
@@ -91,6 +92,7 @@ fn asked(request: &api::PlaceRequest) -> Result<Asked, Status> {
         to: of_move.to.clone(),
         target,
         stay,
+        cause,
     })
 }
 
@@ -99,7 +101,16 @@ pub(crate) async fn here(
     node: &Arc<Node>,
     request: &api::PlaceRequest,
 ) -> Result<api::PlaceResponse, Status> {
-    let asked = asked(request)?;
+    here_for(node, request, Cause::Asked).await
+}
+
+/// The same, for what has the service move.
+pub(crate) async fn here_for(
+    node: &Arc<Node>,
+    request: &api::PlaceRequest,
+    cause: Cause,
+) -> Result<api::PlaceResponse, Status> {
+    let asked = asked(request, cause)?;
     let name = asked.name.clone();
     node.settle(&name).await;
     let to = Some(asked.to.as_str()).filter(|to| !to.is_empty());
@@ -144,14 +155,16 @@ impl Placing {
         let host = facts::own(&infos, &node.name);
         let others = infos.iter().filter(|info| info.name != node.name);
         let others = others.filter(|info| asked.to.is_empty() || info.name == asked.to);
-        let mut places: Vec<_> =
-            others.zip(0..).map(|(info, id)| Place::new(NodeId(id), info, &usage, &host)).collect();
+        let mut places: Vec<_> = others
+            .zip(0..)
+            .map(|(info, id)| Place::new(NodeId(id), info, &usage, &host, asked.cause))
+            .collect();
         let from_here = surveyor.listen_for_echoes(&mut places, &clients).await?;
         let listened = tokio::time::Instant::now();
         clients::compare(&mut clients, &from_here);
         surveyor.ask(&mut places, (&clients, &from_here), |_| true, &mut seen).await?;
         let matter = Matter {
-            cause: Cause::Asked,
+            cause: asked.cause,
             options: &asked.options,
             target: asked.target,
             dwell: asked.stay,

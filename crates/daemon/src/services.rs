@@ -19,7 +19,7 @@ use crate::network::{attachment, forward, joined, names};
 use crate::node::{Claim, Conflict, Node, Occupied};
 use crate::state::{Owned, StateError, now_ms};
 use crate::status::{internal, invalid};
-use crate::{cluster, convert, removals, staging};
+use crate::{cluster, convert, cordon, removals, staging};
 
 /// What `PATH` is when neither the user nor the image sets it; as Docker and Podman have it.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -160,6 +160,9 @@ fn claim(
     refused: &HashSet<Ipv4Addr>,
 ) -> Result<Result<(Attachment, Vec<Ipv4Addr>, Occupied), Conflict>, Status> {
     let _alone = node.claiming.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(objection) = cordon::objection(node).map_err(internal)? {
+        return Err(Status::failed_precondition(objection));
+    }
     let (network, addresses) = attachment::attach(node, request, refused)?;
     let volumes = convert::volumes(&request.mounts)?;
     if let Some(port) = ports.iter().find(|port| Some(port.host) == node.names.port) {

@@ -57,7 +57,7 @@ pub(crate) struct Owned {
 }
 
 /// What the file has become from version to version; see [`schema`].
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     Step {
         adds: "all that the node knows",
         sql: "CREATE TABLE IF NOT EXISTS service (
@@ -102,6 +102,12 @@ const STEPS: [Step; 4] = [
     Step {
         adds: "further names of services",
         sql: "ALTER TABLE placement ADD COLUMN aliases TEXT NOT NULL DEFAULT '[]';",
+    },
+    Step {
+        adds: "whether the node is cordoned",
+        sql: "CREATE TABLE IF NOT EXISTS cordon (
+        only INTEGER PRIMARY KEY CHECK (only = 1), time_ms INTEGER NOT NULL
+    ) STRICT;",
     },
 ];
 
@@ -519,6 +525,28 @@ impl State {
             let mut statement = database.prepare("SELECT name, value FROM setting")?;
             let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
             Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// Records whether the node takes no more services; whether that is new.
+    pub(crate) fn set_cordoned(&self, cordoned: bool) -> Result<bool, StateError> {
+        off_worker(|| {
+            let database = self.lock();
+            let changed = match cordoned {
+                true => database.execute(
+                    "INSERT OR IGNORE INTO cordon (only, time_ms) VALUES (1, ?1)",
+                    params![now_ms()],
+                )?,
+                false => database.execute("DELETE FROM cordon", [])?,
+            };
+            Ok(changed > 0)
+        })
+    }
+
+    /// Whether the node takes no more services.
+    pub(crate) fn is_cordoned(&self) -> Result<bool, StateError> {
+        off_worker(|| {
+            Ok(self.lock().query_row("SELECT EXISTS (SELECT 1 FROM cordon)", [], |row| row.get(0))?)
         })
     }
 

@@ -24,6 +24,8 @@ pub(crate) enum Who {
     Party,
     /// The node that has the service that is named, and those of `--verbs-from`.
     Owner,
+    /// Those of `--verbs-from`.
+    Let,
     /// A member that knows the secret of what it asks for.
     Token,
     /// Any member.
@@ -57,6 +59,8 @@ const NODE: &[(&str, Who)] = &[
     ("CheckMove", Who::Operator),
     ("Place", Who::Operator),
     ("Policy", Who::Operator),
+    ("Cordon", Who::Operator),
+    ("Drain", Who::Operator),
     ("Cancel", Who::Operator),
     ("Resolve", Who::Operator),
     ("Nodes", Who::Operator),
@@ -91,6 +95,8 @@ const PEER: &[(&str, Who)] = &[
     ("CheckMove", Who::Owner),
     ("Place", Who::Owner),
     ("Policy", Who::Owner),
+    ("Cordon", Who::Let),
+    ("Drain", Who::Let),
     ("Distances", Who::Member),
     ("Cancel", Who::Owner),
     ("Connections", Who::Owner),
@@ -198,6 +204,7 @@ mod tests {
             Who::Itself => "a member, of itself and of what it has",
             Who::Party => "the other end of the migration",
             Who::Owner => "the node that has the service, and those of `--verbs-from`",
+            Who::Let => "those of `--verbs-from`",
             Who::Token => "the node whose user has the terminal: it knows its token",
             Who::Member => "any member",
         };

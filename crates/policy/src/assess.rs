@@ -27,6 +27,14 @@ pub enum Cause {
     Draining,
 }
 
+impl Cause {
+    /// Whether this rules a node out. A busy node is better than one that shuts down; its price says how busy it is.
+    #[must_use]
+    pub fn heeds(self, refusal: &Refusal) -> bool {
+        self != Self::Draining || !matches!(refusal, Refusal::Cpu { .. })
+    }
+}
+
 /// A service, where it is, and where it could be.
 #[derive(Debug, Clone, Copy)]
 pub struct Situation<'a> {
@@ -184,6 +192,7 @@ pub(crate) fn assess(
 ) -> Result<Assessment, Vec<Refusal>> {
     let Situation { needs, usage, host, allowed, behaviour, prices, .. } = situation;
     let mut refused = refusals(needs, usage, host, candidate.facts);
+    refused.retain(|refusal| situation.cause.heeds(refusal));
     if let Some(left) = state.waits(candidate.node, now) {
         refused.push(Refusal::Waits { left });
     }

@@ -69,6 +69,8 @@ pub struct Facts {
     pub host: Host,
     /// Services that are on their way to it.
     pub taking: u32,
+    /// Whether its operator lets it take no more services.
+    pub cordoned: bool,
 }
 
 /// Why a service cannot move to a node.
@@ -131,6 +133,8 @@ pub enum Refusal {
         /// The longest that is allowed.
         most: Duration,
     },
+    /// The node's operator lets it take no more services.
+    Cordoned,
     /// Other services are on their way to the node.
     Taking {
         /// How many.
@@ -185,6 +189,7 @@ pub fn refusals(needs: &Needs, usage: &Usage, from: &Host, node: &Facts) -> Vec<
         (after > BUSIEST).then_some(Refusal::Cpu { after, most: BUSIEST }),
         missing(&needs.labels, &node.labels).map(|missing| Refusal::Labels { missing }),
         (node.heard > HEARD_WITHIN).then_some(Refusal::Silent { heard: node.heard, most: HEARD_WITHIN }),
+        node.cordoned.then_some(Refusal::Cordoned),
         (node.taking >= TAKES).then_some(Refusal::Taking { now: node.taking, most: TAKES }),
     ];
     all.into_iter().flatten().collect()
@@ -233,6 +238,7 @@ mod tests {
             heard: Duration::from_secs(5),
             host: host(),
             taking: 1,
+            cordoned: false,
         }
     }
 
@@ -271,6 +277,8 @@ mod tests {
                 Refusal::Labels { missing: set(&["zone=edge"]) }
             ]
         );
+        let cordoned = Facts { cordoned: true, ..base.clone() };
+        assert_eq!(found(&cordoned), [Refusal::Cordoned]);
         let late = Facts { heard: Duration::from_millis(5001), taking: 2, ..base.clone() };
         assert_eq!(
             found(&late),

@@ -237,6 +237,17 @@ fn a_node_that_is_to_become_empty_sends_its_services_at_once_to_where_they_lose_
     assert_eq!(verdict.decision, Decision::Move { to: NodeId(2), mode: Mode::Precopy, then });
     assert!(verdict.best.unwrap().delta < 0.0);
     for other in &mut world.others {
+        other.facts.host.load = Share::new(0.95).unwrap();
+    }
+    let busy = world.decide(&mut state, at(1));
+    assert!(
+        matches!(busy.decision, Decision::Move { to: NodeId(2), .. }),
+        "busy is better than none: {busy:?}"
+    );
+    world.cause = Cause::Asked;
+    assert_eq!(world.decide(&mut state, at(1)).decision, Decision::Stay(vec![Reason::NoCandidate]));
+    world.cause = Cause::Draining;
+    for other in &mut world.others {
         other.facts.heard = Duration::from_secs(6);
     }
     let nowhere = world.decide(&mut state, at(2));

@@ -70,20 +70,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         ClusterVerb::Join { token, flags } => {
             become_daemon(global, "join", std::iter::once(token).chain(flags))
         }
-        ClusterVerb::Remove { name } => {
-            let mut connection = Connection::open(global).await?;
-            let answer = connection.node.remove_node(RemoveNodeRequest { node: name.clone() }).await;
-            let answer = answer.map_err(|status| connection.explain(&status))?.into_inner();
-            if global.json {
-                output::json(&answer)?;
-            } else {
-                output::line(&format!("node {name} is removed"))?;
-                for service in &answer.services {
-                    output::line(&format!("service {service} was there; `godwit rm {service}` forgets it"))?;
-                }
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        ClusterVerb::Remove { name } => remove(name, global).await,
         ClusterVerb::Token { name, valid, again } => {
             let mut connection = Connection::open(global).await?;
             let valid_s =
@@ -99,6 +86,22 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Removes a node.
+pub(super) async fn remove(name: String, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let answer = connection.node.remove_node(RemoveNodeRequest { node: name.clone() }).await;
+    let answer = answer.map_err(|status| connection.explain(&status))?.into_inner();
+    if global.json {
+        output::json(&answer)?;
+    } else {
+        output::line(&format!("node {name} is removed"))?;
+        for service in &answer.services {
+            output::line(&format!("service {service} was there; `godwit rm {service}` forgets it"))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Becomes `godwitd <verb>`.

@@ -34,6 +34,11 @@ pub(super) async fn removed<T>(
     .await
 }
 
+/// Seconds until SIGKILL, in milliseconds as the daemon is told them: 0 would be its own time.
+pub(super) fn patience(seconds: u32) -> u32 {
+    (seconds * 1000).max(1)
+}
+
 /// What is printed of one that succeeded.
 pub(super) struct Done {
     pub(super) line: String,

@@ -20,6 +20,7 @@ pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod migrate;
 pub(crate) mod network;
+pub(crate) mod node;
 pub(crate) mod nodes;
 pub(crate) mod place;
 pub(crate) mod policy;

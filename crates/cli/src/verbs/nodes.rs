@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use godwit_api::v1::NodesRequest;
+use godwit_api::v1::{NodeInfo, NodesRequest};
 
 use crate::{
     client::Connection,
@@ -46,13 +46,9 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         "CLOCK",
     ]);
     for node in &nodes {
-        let state = match node.reason.as_str() {
-            "" => node.state.clone(),
-            reason => format!("{} ({reason})", node.state),
-        };
         table.row([
             format!("{}{}", node.name, if node.is_self { "*" } else { "" }),
-            state,
+            state(node),
             node.address.clone(),
             node.services.to_string(),
             node.cpus.to_string(),
@@ -67,6 +63,14 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
     table.print()?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn state(node: &NodeInfo) -> String {
+    let cordoned = if node.cordoned { ", cordoned" } else { "" };
+    match node.reason.as_str() {
+        "" => format!("{}{cordoned}", node.state),
+        reason => format!("{}{cordoned} ({reason})", node.state),
+    }
 }
 
 /// The versions of the migration protocol that a node speaks.
@@ -88,6 +92,24 @@ fn clock(ahead_ms: i64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use godwit_api::v1::NodeInfo;
+
+    #[test]
+    fn a_cordoned_node_is_shown_as_one() {
+        let of = |cordoned, reason: &str| {
+            super::state(&NodeInfo {
+                state: "ready".into(),
+                reason: reason.into(),
+                cordoned,
+                ..NodeInfo::default()
+            })
+        };
+        assert_eq!(
+            [of(false, ""), of(true, ""), of(true, "why")],
+            ["ready", "ready, cordoned", "ready, cordoned (why)"]
+        );
+    }
+
     #[test]
     fn the_versions_that_a_node_speaks_are_shown_as_far_as_they_are_known() {
         assert_eq!(

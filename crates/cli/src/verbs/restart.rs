@@ -21,7 +21,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let timeout_ms = args.time * 1000;
+    let timeout_ms = each::patience(args.time);
     each::service(args.name, global, async |node, name| node.restart(StopRequest { name, timeout_ms }).await)
         .await
 }

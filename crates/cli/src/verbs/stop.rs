@@ -19,7 +19,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    let timeout_ms = args.time * 1000;
+    let timeout_ms = each::patience(args.time);
     each::service(args.name, global, async |node, name| node.stop(StopRequest { name, timeout_ms }).await)
         .await
 }

@@ -2,6 +2,8 @@
 //! name, so that a test can see what the command sends and what it makes of each answer.
 #![allow(dead_code, unreachable_pub)]
 
+mod drained;
+
 use std::{
     path::{Path, PathBuf},
     pin::Pin,
@@ -36,6 +38,8 @@ pub struct Asked {
     pub kill: Mutex<Vec<v1::KillRequest>>,
     pub update: Mutex<Vec<v1::UpdateRequest>>,
     pub policy: Mutex<Vec<v1::PolicyRequest>>,
+    pub cordon: Mutex<Vec<v1::CordonRequest>>,
+    pub drain: Mutex<Vec<v1::DrainRequest>>,
     pub stats: Mutex<Vec<v1::StatsRequest>>,
     /// Where an archive went, and the archive.
     pub copied: Mutex<Option<(v1::CopyInStart, Vec<u8>)>>,
@@ -200,6 +204,33 @@ fn report(name: &str, outcome: &str, reason: &str) -> MigrationEvent {
 
 #[tonic::async_trait]
 impl Node for Answers {
+    type DrainStream = Items<v1::DrainEvent>;
+
+    async fn cordon(&self, request: Request<v1::CordonRequest>) -> Answer<v1::CordonResponse> {
+        let request = request.into_inner();
+        self.asked.cordon.lock().unwrap().push(request.clone());
+        let v1::CordonRequest { node, lift } = request;
+        if node == "missing" {
+            return Err(Status::not_found("there is no node missing"));
+        }
+        let services = vec!["web".into()];
+        Ok(Response::new(v1::CordonResponse { node, cordoned: !lift, changed: true, services }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<Self::DrainStream> {
+        let request = request.into_inner();
+        let node = request.node.clone();
+        self.asked.drain.lock().unwrap().push(request);
+        if node == "missing" {
+            return Err(Status::not_found("there is no node missing"));
+        }
+        let events = tokio_stream::iter(drained::events(&node));
+        match node.as_str() {
+            "slow" => Ok(Response::new(Box::pin(events.chain(tokio_stream::pending())))),
+            _ => Ok(Response::new(Box::pin(events))),
+        }
+    }
+
     async fn adopt(&self, request: Request<v1::AdoptRequest>) -> Answer<Service> {
         let request = request.into_inner();
         match request.container.as_str() {

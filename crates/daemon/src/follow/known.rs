@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use godwit_api::v1 as api;
 use godwit_migration::{Options, Service};
+use godwit_policy::assess::Cause;
 use godwit_policy::loss::{Target, Usage};
 use godwit_policy::quantity::Cores;
 use godwit_policy::state::NodeId;
@@ -289,7 +290,7 @@ impl Known {
             std::mem::take(&mut self.places).into_iter().map(|place| (place.id, place)).collect();
         for info in infos.iter().filter(|info| info.name != own) {
             let id = self.number(&info.name);
-            let mut place = Place::new(id, info, &self.usage, &host);
+            let mut place = Place::new(id, info, &self.usage, &host, Cause::Watched);
             if let Some(before) = before.remove(&id) {
                 (place.echoes, place.listened) = (before.echoes, before.listened);
                 place.words = before.words;

@@ -44,6 +44,7 @@ pub(super) fn of(info: &NodeInfo) -> Facts {
         heard,
         host: host(info),
         taking: 0,
+        cordoned: info.cordoned,
     }
 }
 
@@ -98,19 +99,23 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_another_instruction_set_or_without_memory_is_ruled_out() {
+    fn a_node_of_another_instruction_set_without_memory_or_cordoned_is_ruled_out() {
         let other = if std::env::consts::ARCH == "aarch64" { "x86_64" } else { "aarch64" };
         let info = NodeInfo {
             arch: other.into(),
             memory_bytes: 1 << 30,
             memory_available_bytes: 1 << 20,
             cpus: 2,
+            cordoned: true,
             last_seen_ms: now_ms(),
             busy_permille: Some(0),
             ..NodeInfo::default()
         };
         let usage = Usage { cores: Cores::LEAST, memory: 1 << 20, request: None };
         let found = refusals(&needs(), &usage, &host(&info), &of(&info));
-        assert!(matches!(found[..], [Refusal::InstructionSet { .. }, Refusal::Memory { .. }]), "{found:?}");
+        assert!(
+            matches!(found[..], [Refusal::InstructionSet { .. }, Refusal::Memory { .. }, Refusal::Cordoned]),
+            "{found:?}"
+        );
     }
 }

@@ -9,6 +9,7 @@ use godwit_api::v1 as api;
 use godwit_criu::obstacles::sentences;
 use godwit_migration::source::{Findings, Measured, Seen};
 use godwit_migration::{Options, Service, error_chain};
+use godwit_policy::assess::Cause;
 use godwit_policy::constraint::{Facts, Refusal, refusals};
 use godwit_policy::latency::Estimate;
 use godwit_policy::loss::{Host, Target, Usage, lost};
@@ -52,13 +53,14 @@ pub(crate) struct Place {
 
 impl Place {
     /// What is known of a node from afar.
-    pub(crate) fn new(id: NodeId, info: &api::NodeInfo, usage: &Usage, from: &Host) -> Self {
+    pub(crate) fn new(id: NodeId, info: &api::NodeInfo, usage: &Usage, from: &Host, cause: Cause) -> Self {
         let facts = facts::of(info);
+        let refused = refusals(&facts::needs(), usage, from, &facts);
         Self {
             id,
             name: info.name.clone(),
             address: info.address.clone(),
-            refused: refusals(&facts::needs(), usage, from, &facts),
+            refused: refused.into_iter().filter(|refusal| cause.heeds(refusal)).collect(),
             facts,
             echoes: BTreeMap::new(),
             listened: false,
@@ -258,7 +260,7 @@ mod tests {
     fn place(echoes: Echoes) -> Place {
         let nothing = Usage { cores: Cores::LEAST, memory: 0, request: None };
         let info = api::NodeInfo { name: "b".into(), ..Default::default() };
-        let mut place = Place::new(NodeId(0), &info, &nothing, &facts::own(&[], "a"));
+        let mut place = Place::new(NodeId(0), &info, &nothing, &facts::own(&[], "a"), Cause::Watched);
         place.echoes = echoes;
         place
     }

@@ -127,6 +127,7 @@ fn why(why: &Refusal) -> api::PlaceRefusal {
         Refusal::Silent { heard, .. } => refusal::Kind::Silent(refusal::Silent {
             heard_ms: u64::try_from(heard.as_millis()).unwrap_or(u64::MAX),
         }),
+        Refusal::Cordoned => refusal::Kind::Cordoned(true),
         Refusal::Frozen { upper, limit } => {
             refusal::Kind::Frozen(refusal::Frozen { most_ms: ms(*upper), limit_ms: ms(*limit) })
         }

@@ -309,6 +309,20 @@ fn of_two_networks_of_a_name_every_node_keeps_the_same() {
 }
 
 #[test]
+fn a_node_stays_cordoned_until_that_is_lifted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("node.db");
+    let state = State::open(&path).unwrap();
+    assert!(!state.is_cordoned().unwrap());
+    assert!(state.set_cordoned(true).unwrap() && !state.set_cordoned(true).unwrap());
+    drop(state);
+    let state = State::open(&path).unwrap();
+    assert!(state.is_cordoned().unwrap());
+    assert!(state.set_cordoned(false).unwrap() && !state.set_cordoned(false).unwrap());
+    assert!(!state.is_cordoned().unwrap());
+}
+
+#[test]
 fn settings_are_kept_and_replaced_one_by_one() {
     let dir = tempfile::tempdir().unwrap();
     let state = State::open(&dir.path().join("node.db")).unwrap();

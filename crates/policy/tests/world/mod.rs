@@ -88,6 +88,7 @@ pub(crate) fn other(latencies: &[Option<u64>]) -> Other {
         heard: Duration::from_secs(1),
         host: host(),
         taking: 0,
+        cordoned: false,
     };
     Other { facts, there: latencies.iter().map(|ms| ms.map(|ms| estimate(ms, 3))).collect(), kept: 0 }
 }

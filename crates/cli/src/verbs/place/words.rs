@@ -253,6 +253,7 @@ fn refusal(why: &PlaceRefusal) -> String {
             u64::MAX => "it does not answer".to_owned(),
             heard => format!("it was last heard from {} s ago", heard / 1000),
         },
+        Some(Refusal::Cordoned(_)) => "it is cordoned".to_owned(),
         Some(Refusal::Frozen(found)) => format!(
             "the service might be frozen for {}, and {} is the most",
             output::millis(found.most_ms),
