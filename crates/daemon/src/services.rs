@@ -676,6 +676,7 @@ pub(crate) async fn go_on_after_checkpoints(node: &Arc<Node>) -> anyhow::Result<
 
 /// After a restart of the daemon: services that still run are watched, the others are said to be gone.
 pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
+    let mut asking = Vec::new();
     for owned in node.state.services()? {
         let service = owned.service;
         let config = node.local().config(&service);
@@ -691,8 +692,11 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
         }
         match node.local().engine.state(&config).await {
             Ok(state) if state.status != ContainerStatus::Stopped => {
-                if let Err(error) = joined::join(node, &service, state.pid).await {
-                    tracing::error!(service = %service.name, error = %error_chain(&error), "it is not in the network that its engine has made");
+                match joined::join_silently(node, &service, state.pid).await {
+                    Ok(()) => asking.push(service.clone()),
+                    Err(error) => {
+                        tracing::error!(service = %service.name, error = %error_chain(&error), "it is not in the network that its engine has made");
+                    }
                 }
                 let plugged = match node.local().network.plug(&service).await {
                     Ok(()) => node.local().network.open(&service).await.map(drop),
@@ -738,6 +742,7 @@ pub(crate) async fn find_again(node: &Arc<Node>) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
+    joined::tell_names_of(node, asking);
     forward::forward_all(node).await?;
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The network namespaces that engines of others make for their containers.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use godwit_engine::Kept;
 use godwit_migration::{LocalError, Service, error_chain};
@@ -19,7 +20,7 @@ pub(crate) async fn end_connections(service: &Service, pid: u32, all: bool) {
 
 /// Has a container of another engine ask its network's DNS server for names. What fails is said: the container runs, and asks
 /// whom it has asked before.
-pub(crate) async fn tell_names(node: &Node, service: &Service, kept: &Kept) {
+pub(crate) async fn tell_names(node: &Arc<Node>, service: &Service, kept: &Kept) {
     if !names::gets_through(node, service).await {
         return;
     }
@@ -28,9 +29,33 @@ pub(crate) async fn tell_names(node: &Node, service: &Service, kept: &Kept) {
     }
 }
 
-/// Gives a service that its engine has started the address that it has, where the engine has made it another network namespace.
-pub(crate) async fn join(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
+/// Has several containers ask for names, beside what else this node does: each waits for seconds where a firewall drops what it
+/// asks.
+pub(crate) fn tell_names_of(node: &Arc<Node>, services: Vec<Service>) {
+    let node = Arc::clone(node);
+    tokio::spawn(async move {
+        for service in services {
+            if let Some(kept) = &service.kept {
+                tell_names(&node, &service, kept).await;
+            }
+        }
+    });
+}
+
+/// Gives a service that its engine has started the address that it has, where the engine has made it another network namespace,
+/// and has it ask for names.
+pub(crate) async fn join(node: &Arc<Node>, service: &Service, pid: u32) -> Result<(), LocalError> {
     let Some(kept) = &service.kept else { return Ok(()) };
+    join_silently(node, service, pid).await?;
+    tell_names(node, service, kept).await;
+    Ok(())
+}
+
+/// The same without its names.
+pub(crate) async fn join_silently(node: &Node, service: &Service, pid: u32) -> Result<(), LocalError> {
+    if service.kept.is_none() {
+        return Ok(());
+    }
     let network = &node.local().network;
     let is_new = network.join(service, pid).await?;
     network.plug(service).await?;
@@ -39,6 +64,5 @@ pub(crate) async fn join(node: &Node, service: &Service, pid: u32) -> Result<(),
         // Its engine may have put it on its networks for a moment.
         end_connections(service, pid, false).await;
     }
-    tell_names(node, service, kept).await;
     Ok(())
 }

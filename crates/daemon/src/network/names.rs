@@ -84,51 +84,53 @@ fn note(node: &Node, gateway: Ipv4Addr, trouble: Option<Trouble>) {
     running.trouble = trouble;
 }
 
-/// Serves names on each network that is up, and on no other.
+/// Serves names on each network that is up, and on no other. What is asked is led there only where it is heard.
 pub(crate) async fn keep(node: &Arc<Node>) {
     let names = &node.names;
     let _alone = names.keeping.lock().await;
     let networks = if names.port.is_some() { node.networks().all() } else { Vec::new() };
     let up: BTreeMap<_, _> =
         networks.into_iter().map(|network| (network.config().subnet.gateway(), network)).collect();
-    let bridges: Vec<_> =
-        up.iter().map(|(gateway, network)| (network.config().bridge.clone(), *gateway)).collect();
     let port = names.port.unwrap_or_default();
-    let led = redirect_names(port, &bridges).await.map_err(|error| error_chain(&error));
-    if let (true, Err(error)) = (bridges.is_empty(), &led) {
-        tracing::debug!(error, "questions for names may still be led to an earlier godwitd");
-    }
     let same = |gateway: &Ipv4Addr, running: &Running| {
         let network = up.get(gateway).zip(running.network.as_ref());
         network.is_some_and(|(one, other)| Arc::ptr_eq(one, other))
     };
     names.running().retain(|gateway, running| same(gateway, running));
-    for (gateway, network) in up {
-        let (serves, trouble) = match names.running().get(&gateway) {
-            Some(running) => (running.serves(), running.trouble.clone()),
-            None => (false, None),
-        };
-        if serves && led.is_ok() {
-            if trouble.is_some_and(|trouble| !trouble.is_found) {
-                note(node, gateway, None);
-            }
+    let mut silent = BTreeMap::new();
+    for (gateway, network) in &up {
+        if names.running().get(gateway).is_some_and(Running::serves) {
             continue;
         }
-        let served = match serves {
-            true => Ok(None),
-            false => serve(node, gateway, port, &network).map(Some),
+        let (serving, why) = match serve(node, *gateway, port, network) {
+            Ok(serving) => (Some(serving), None),
+            Err(why) => (None, Some(why)),
         };
-        let why = match (&led, served) {
-            (_, Err(why)) => Some(why),
-            (led, Ok(serving)) => {
-                let mut running = names.running();
-                let running = running.entry(gateway).or_default();
-                running.serving = serving.or(running.serving.take());
-                led.clone().err()
+        let mut running = names.running();
+        let running = running.entry(*gateway).or_default();
+        (running.serving, running.network) = (serving, Some(Arc::clone(network)));
+        silent.extend(why.map(|why| (*gateway, why)));
+    }
+    let served = up.iter().filter(|(gateway, _)| !silent.contains_key(gateway));
+    let bridges: Vec<_> =
+        served.map(|(gateway, network)| (network.config().bridge.clone(), *gateway)).collect();
+    let led = redirect_names(port, &bridges).await.map_err(|error| error_chain(&error));
+    if let (true, Err(error)) = (bridges.is_empty(), &led) {
+        tracing::debug!(error, "questions for names may still be led to an earlier godwitd");
+    }
+    for gateway in up.into_keys() {
+        match silent.remove(&gateway).or_else(|| led.clone().err()) {
+            Some(why) => {
+                note(node, gateway, Some(Trouble { since: Instant::now(), why, is_found: false }));
             }
-        };
-        names.running().entry(gateway).or_default().network = Some(network);
-        note(node, gateway, why.map(|why| Trouble { since: Instant::now(), why, is_found: false }));
+            None => {
+                // What a service has found stays until another one gets through.
+                let trouble = names.running().get(&gateway).and_then(|running| running.trouble.clone());
+                if trouble.is_none_or(|trouble| !trouble.is_found) {
+                    note(node, gateway, None);
+                }
+            }
+        }
     }
 }
 
@@ -161,10 +163,25 @@ async fn ask(node: &Node, service: &Service, network: &Overlay) -> Result<Option
     Ok(heard.err().map(|why| why.to_string()))
 }
 
+/// The same, and once more if it does not answer: somebody may have taken away what leads there.
+async fn ask_twice(
+    node: &Arc<Node>,
+    service: &Service,
+    network: &Overlay,
+) -> Result<Option<String>, NetworkError> {
+    match ask(node, service, network).await {
+        Ok(Some(_)) => {
+            keep(node).await;
+            ask(node, service, network).await
+        }
+        heard => heard,
+    }
+}
+
 /// Whether what a container asks that runs already gets through. If not, that may be its own doing, and says nothing of others.
-pub(crate) async fn gets_through(node: &Node, service: &Service) -> bool {
+pub(crate) async fn gets_through(node: &Arc<Node>, service: &Service) -> bool {
     let Some(network) = served(node, service) else { return false };
-    match ask(node, service, &network).await {
+    match ask_twice(node, service, &network).await {
         Ok(None) => {
             // Whatever was found before.
             note(node, network.config().subnet.gateway(), None);
@@ -190,13 +207,7 @@ pub(crate) async fn try_out(node: &Arc<Node>, service: &Service) {
     if trouble.is_some_and(|trouble| trouble.since.elapsed() < AGAIN) {
         return;
     }
-    let mut heard = ask(node, service, &network).await;
-    if matches!(heard, Ok(Some(_))) {
-        // Somebody may have taken away what leads there.
-        keep(node).await;
-        heard = ask(node, service, &network).await;
-    }
-    match heard {
+    match ask_twice(node, service, &network).await {
         Ok(None) => note(node, gateway, None),
         Ok(Some(why)) => {
             let why = format!(
