@@ -2,7 +2,7 @@
 
 use std::io::Read as _;
 use std::net::Ipv4Addr;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 
 use godwit_lab::NetworkBackend;
 use godwit_lab::workload::{Preset, Workload};
@@ -160,21 +160,27 @@ fn a_firewall_that_drops_questions_leaves_services_the_name_servers_of_their_nod
     finds(&bed, "b", "second", "second", "10.88.0.*");
 }
 
-#[test]
-fn names_are_served_beside_a_name_server_of_the_node() {
-    let bed = Bed::up("names-beside");
-    let preset = bed.build(Workload::Busybox);
-    // It listens on all addresses, as many do.
+/// A program of node a that listens at a port of all addresses, as many name servers do.
+fn listens(bed: &Bed, port: u16) -> Child {
     let program = "import socket, sys
 kinds = [socket.socket(type=kind) for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM)]
-[one.bind(('', 53)) for one in kinds]
+kinds[1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+[one.bind(('', int(sys.argv[1]))) for one in kinds]
 kinds[1].listen()
 print()
 sys.stdin.read()";
     let mut command = bed.lab().command("a", "python3").unwrap();
-    command.args(["-u", "-c", program]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut other = command.spawn().unwrap();
-    other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    command.args(["-u", "-c", program, &port.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
+}
+
+#[test]
+fn names_are_served_beside_a_name_server_of_the_node() {
+    let bed = Bed::up("names-beside");
+    let preset = bed.build(Workload::Busybox);
+    let mut other = listens(&bed, 53);
     wait(&bed, &preset, "a", "early", &[]);
     finds(&bed, "a", "early", "early", "10.88.0.*");
 
@@ -186,7 +192,22 @@ sys.stdin.read()";
         (said.code == 0).then_some(())
     });
     bed.lab().stop_node("a").unwrap();
+    let mut in_the_way = listens(&bed, 7120);
     bed.lab().start_node("a").unwrap();
+    // Nothing is led to whoever has godwitd's port.
+    let reason =
+        || bed.json::<Value>("a", &["network", "inspect"])["names_reason"].as_str().unwrap().to_owned();
+    assert!(
+        reason().contains("port 7120 of 10.88.0.1 on") && reason().contains("cannot be taken"),
+        "{}",
+        reason()
+    );
+    let mut command = bed.lab().command("a", "nft").unwrap();
+    let listed = command.args(["list", "table", "inet", "godwit_names"]).output().unwrap();
+    assert!(!listed.status.success(), "{listed:?}");
+    in_the_way.kill().unwrap();
+    in_the_way.wait().unwrap();
+    wait_for("godwitd to have its port", || reason().is_empty().then_some(()));
     wait(&bed, &preset, "a", "late", &[]);
     finds(&bed, "a", "late", "early", "10.88.0.*");
     let shown: Value = bed.json("a", &["network", "inspect"]);
