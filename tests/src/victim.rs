@@ -41,7 +41,7 @@ pub const FILL: u64 = 4 << 20;
 /// Requests a second.
 const RATE: u32 = 250;
 /// How long a migration may take on a busy machine until it is held, or ends.
-pub(crate) const HELD: Duration = Duration::from_secs(120);
+pub const HELD: Duration = Duration::from_secs(120);
 /// Waits until `node` has been told by `other` that a service is there.
 fn hears_of_a_service(bed: &Bed, node: &str, other: &str) {
     #[derive(Deserialize)]

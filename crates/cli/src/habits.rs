@@ -22,8 +22,10 @@ const VERBS: &[(&str, &str)] = &[
         "container",
         "write the verb alone: `godwit ps`, `godwit rm`, `godwit checkpoint NAME -o FILE`, `godwit restore FILE`",
     ),
+    ("cordon", "`godwit node cordon NODE` has a node take no more services"),
     ("create", "a service is started when it is made: `godwit run`"),
     ("diff", "`godwit cp NAME:/PATH -` writes a service's files as a tar archive, which can be compared"),
+    ("drain", "`godwit node drain NODE` moves the services of a node away"),
     ("export", "`godwit cp NAME:/ -` writes a service's files as a tar archive"),
     (
         "generate",
@@ -70,13 +72,14 @@ const VERBS: &[(&str, &str)] = &[
     ("tag", "an image has the name that its registry knows it by: `godwit image ls`"),
     ("top", "`godwit exec NAME ps` where the image has ps, `godwit stats NAME` for what the service uses"),
     ("umount", "godwit mounts nothing for users"),
+    ("uncordon", "`godwit node uncordon NODE` has a node take services again"),
     ("unmount", "godwit mounts nothing for users"),
     ("unpause", "`godwit kill -s CONT NAME` continues a main process that was stopped"),
     ("unshare", "godwitd runs as root, without user namespaces"),
     ("untag", "`godwit image rm IMAGE` removes an image with its name"),
 ];
 
-/// Verbs below `image`, `network` and `volume`: these, what is above them, what to type instead.
+/// Verbs below `image`, `network`, `node` and `volume`: these, what is above them, what to type instead.
 const BELOW: &[(&str, &str, &str)] = &[
     (
         "image",
@@ -110,6 +113,13 @@ const BELOW: &[(&str, &str, &str)] = &[
     ("network", "exists", "`godwit network ls -q` lists the names of networks, for grep(1)"),
     ("network", "prune", "`godwit network rm NETWORK` removes a network that no service is on"),
     ("network", "reload", "godwitd puts rules back itself"),
+    (
+        "node",
+        "update",
+        "`godwit node drain NODE` moves its services away, and `godwit node uncordon NODE` ends that",
+    ),
+    ("node", "inspect", "`godwit nodes --json` has all that is known of the nodes"),
+    ("node", "ps", "`godwit ps` shows the services of all nodes"),
     ("volume", "exists", "`godwit volume ls -q` lists the names of volumes, for grep(1)"),
     ("volume", "export", "`godwit cp NAME:/PATH -` writes the files of a service's volume as a tar archive"),
     ("volume", "import", "`godwit cp - NAME:/PATH` puts a tar archive into a service's volume"),
@@ -507,6 +517,8 @@ mod tests {
             ),
             ("volume", "create exists export import inspect ls mount prune reload rm unmount"),
             ("network", "connect create disconnect exists inspect ls prune reload rm"),
+            // Docker's.
+            ("node", "inspect ls ps rm update"),
         ] {
             let definition = crate::definition();
             let level = definition.find_subcommand(above).unwrap_or_else(|| panic!("no {above}"));

@@ -73,8 +73,12 @@ async fn drain_tells_programs_each_step_and_the_services_at_the_end() {
     let events: Vec<_> = lines.iter().filter_map(|line| line["event"].as_str()).collect();
     assert_eq!(events, ["cordoned", "waits", "placed", "progress", "report", "placed", "stays"]);
     assert_eq!(lines[3]["name"], "redis");
-    let last = json!({ "node": "a", "moved": ["redis"], "stay": ["alone", "busy"], "stopped": ["old"] });
-    assert_eq!(lines.last(), Some(&last));
+    let last = lines.last().unwrap();
+    assert_eq!(last["stay"], json!(["alone", "busy"]), "{last}");
+    assert_eq!(
+        (&last["moved"], &last["stopped"], &last["lost"]),
+        (&json!(["redis"]), &json!(["old"]), &json!([]))
+    );
 }
 
 #[tokio::test]
@@ -82,6 +86,13 @@ async fn a_drain_that_does_not_end_well_says_what_is_left_to_do() {
     let fake = Fake::start();
     let lost = fake.run(&["node", "drain", "lost"]).await;
     assert!(lost.code == 1 && lost.stderr.contains("redis was lost on b: its pages are gone"), "{lost:?}");
+    assert!(lost.stdout.ends_with("0 services have moved, 1 service was lost (redis)\n"), "{lost:?}");
+    let lifted = fake.run(&["node", "drain", "lifted"]).await;
+    assert!(lifted.code == 1 && lifted.stderr.is_empty(), "{lifted:?}");
+    assert!(
+        lifted.stdout.ends_with("lifted was uncordoned while it was drained: 0 services have moved\n"),
+        "{lifted:?}"
+    );
     let ended = fake.run(&["node", "drain", "ends"]).await;
     let left = "ends stays cordoned: `godwit node drain ends` goes on, `godwit node uncordon ends`";
     assert!(ended.code == 1 && ended.stderr.contains("godwitd ends"), "{ended:?}");

@@ -9,6 +9,7 @@
 //! The largest goes first, since it finds room the hardest. A node sends one service at once.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::v1 as api;
@@ -71,7 +72,9 @@ fn passed_on(mut event: DrainEvent) -> Option<DrainEvent> {
         Kind::Cordoned(cordoned) => cordon::is_plain(cordoned),
         Kind::Drained(drained) => {
             is_name(&drained.node)
-                && [&drained.moved, &drained.stay, &drained.stopped].into_iter().all(|each| names(each))
+                && [&drained.moved, &drained.stay, &drained.stopped, &drained.lost]
+                    .into_iter()
+                    .all(|each| names(each))
         }
         Kind::Progress(progress) => {
             plain_progress(progress);
@@ -137,6 +140,7 @@ pub(crate) async fn here(
 enum Became {
     Moved,
     Stays,
+    Lost,
     /// It does not run any more, or is not here.
     Gone,
 }
@@ -155,41 +159,57 @@ impl Drain {
     async fn run(mut self, cordoned: api::CordonResponse) -> Result<(), Status> {
         self.tell("", Kind::Cordoned(cordoned)).await;
         loop {
-            while let Some(service) = self.next().await? {
-                if !self.node.state.is_cordoned().map_err(internal)? {
-                    let here = &self.node.name;
-                    return Err(Status::aborted(format!(
-                        "node {here} was uncordoned while it was drained: the rest stays on it"
-                    )));
-                }
+            while !self.is_uncordoned()?
+                && let Some(service) = self.next().await?
+            {
                 self.seen.insert(service.id.clone());
                 let list = match self.one(&service).await? {
                     Became::Moved => &mut self.drained.moved,
                     Became::Stays => &mut self.drained.stay,
+                    Became::Lost => &mut self.drained.lost,
                     Became::Gone => continue,
                 };
                 list.push(service.name.to_string());
             }
-            if !self.waits_for_others().await? {
+            if self.is_uncordoned()? || !self.waits_for_others().await? {
                 break;
             }
         }
+        self.drained.uncordoned = self.is_uncordoned()?;
+        self.ends().await
+    }
+
+    fn is_uncordoned(&self) -> Result<bool, Status> {
+        Ok(!self.node.state.is_cordoned().map_err(internal)?)
+    }
+
+    /// Tells what has become of all services.
+    async fn ends(mut self) -> Result<(), Status> {
+        let mut drained = std::mem::take(&mut self.drained);
         for doubt in self.node.local().doubts.all() {
             let name = doubt.service.name.to_string();
             self.tell(&name, Kind::Stays(doubt.sentence())).await;
-            self.drained.stay.push(name);
+            drained.stay.push(name);
         }
-        let services = self.node.state.services().map_err(internal)?;
-        let stopped = services.into_iter().filter(|owned| owned.exit_code.is_some());
-        self.drained.stopped = stopped.map(|owned| owned.service.name.to_string()).collect();
-        let drained = std::mem::take(&mut self.drained);
-        let (moved, stay) = (drained.moved.len(), drained.stay.len());
-        self.node.events.tell(
-            "node",
-            "drained",
-            &self.node.name,
-            &format!("{moved} services moved, {stay} stay"),
-        );
+        for owned in self.node.state.services().map_err(internal)? {
+            let Service { id, name, .. } = owned.service;
+            if owned.exit_code.is_none() {
+                if drained.uncordoned && !self.seen.contains(&id) {
+                    drained.stay.push(name.to_string());
+                }
+            } else if self.node.due(&id).is_some() {
+                let why =
+                    format!("it has ended, and is about to be started again: `godwit stop {name}` ends that");
+                self.tell(&name, Kind::Stays(why)).await;
+                drained.stay.push(name.to_string());
+            } else {
+                drained.stopped.push(name.to_string());
+            }
+        }
+        let count = |of: &[String]| of.len();
+        let (moved, stay, lost) = (count(&drained.moved), count(&drained.stay), count(&drained.lost));
+        let detail = format!("{moved} services moved, {stay} stay, {lost} lost");
+        self.node.events.tell("node", "drained", &self.node.name, &detail);
         self.tell("", Kind::Drained(drained)).await;
         Ok(())
     }
@@ -222,8 +242,8 @@ impl Drain {
         let node = &self.node;
         for name in node.reserved() {
             if node.state.service(&name).map_err(internal)?.is_none() {
-                self.tell(&name, Kind::Waits("it is on its way to this node, or is being removed".into()))
-                    .await;
+                let why = format!("it is on its way to node {}, or is being removed there", node.name);
+                self.tell(&name, Kind::Waits(why)).await;
                 node.until_free(&name).await;
                 return Ok(true);
             }
@@ -278,6 +298,8 @@ impl Drain {
     /// How a service may move: as the user says, and as its policy where he says nothing.
     fn request(&self, service: &Service) -> api::PlaceRequest {
         let mut asked = MigrateRequest { name: service.name.to_string(), ..self.how.clone() };
+        // What it does not have at all would be a mistake in a request for it alone.
+        asked.mounts.retain(|target, _| service.mounts.iter().any(|mount| mount.target == Path::new(target)));
         let mut latency_us = 0;
         if let Some(follows) = &service.follows {
             latency_us = follows.latency_us;
@@ -298,7 +320,7 @@ impl Drain {
             let request = MigrateRequest { to, mode: placed.mode.clone(), ..asked.clone() };
             match self.attempt(name, &request).await {
                 Ok(report) if report.outcome == Outcome::Moved.name() => return Became::Moved,
-                Ok(report) if report.outcome == Outcome::Lost.name() => return Became::Gone,
+                Ok(report) if report.outcome == Outcome::Lost.name() => return Became::Lost,
                 Ok(report) if report.refused => why = report.reason,
                 Ok(report) => return self.stays(name, report.reason).await,
                 Err(status) if status.code() == Code::Aborted => why = status.message().to_owned(),

@@ -35,7 +35,9 @@ enum NodeVerb {
     /// Have a node take services again
     Uncordon(Named),
     Drain(drain::Args),
-    /// Remove a node from the cluster; the same as `cluster remove`
+    /// Remove a node from the cluster, once it is drained; the same as `cluster remove`
+    ///
+    /// Only the founding node can. What is still on the node stays there, and is the cluster's no more.
     Rm(Named),
 }
 

@@ -45,8 +45,8 @@ fn placed(name: &str, to: &str) -> Result<DrainEvent, Status> {
     )
 }
 
-/// `a`: one service moves, one cannot, one is refused, one does not run; `lost`: one is lost; `ends`: its daemon does; `slow`:
-/// never ends; all others are empty.
+/// `a`: one service moves, one cannot, one is refused, one does not run; `lost`: one is lost; `ends`: its daemon does; `lifted`:
+/// it is uncordoned; `slow`: never ends; all others are empty.
 pub fn events(node: &str) -> Vec<Result<DrainEvent, Status>> {
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
     let cordoned = |services: &[&str]| {
@@ -58,7 +58,9 @@ pub fn events(node: &str) -> Vec<Result<DrainEvent, Status>> {
     };
     let drained = |moved: &[&str], stay: &[&str], stopped: &[&str]| {
         let (moved, stay, stopped) = (names(moved), names(stay), names(stopped));
-        event("", Kind::Drained(Drained { node: node.into(), moved, stay, stopped }))
+        let lost = names(if node == "lost" { &["redis"] } else { &[] });
+        let drained = Drained { node: node.into(), moved, stay, stopped, lost, uncordoned: node == "lifted" };
+        event("", Kind::Drained(drained))
     };
     match node {
         "a" => vec![

@@ -22,8 +22,9 @@ use crate::verbs::place::words;
 ///
 /// They move one after the other, the largest first, each to the node that is best for its clients as `godwit place` finds
 /// it, though it may be worse than where it is. What is on its way to the node is waited for, and moves on. Services that do
-/// not run stay. The exit code is 1 when a service stays that runs; then the command can be given again. With --json each
-/// step is a line, and the last line lists the services. Ctrl-C leaves the node as it is: what moves goes on, the rest stays.
+/// not run stay. The exit code is 1 when a service that runs stays, or is lost; the command can be given again. With --json
+/// each step is a line, and the last line lists the services. Ctrl-C leaves the node as it is: what moves goes on, the rest
+/// stays.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -47,9 +48,12 @@ pub(super) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         node: node.clone(),
         r#move: Some(args.how.request(Mode::Auto, "", args.to.as_deref().unwrap_or_default())),
     };
-    let asked = connection.node.drain(request).await;
+    let mut shown = Shown { json: global.json, moving: None };
+    let asked = tokio::select! {
+        asked = connection.node.drain(request) => asked,
+        () = interrupts.next() => return Ok(ExitCode::from(INTERRUPTED)),
+    };
     let mut events = asked.map_err(|status| connection.explain(&status))?.into_inner();
-    let mut shown = Shown { json: global.json, moving: None, lost: false };
     let ended = tokio::select! {
         ended = shown.follow(&mut events) => ended?,
         () = interrupts.next() => {
@@ -61,7 +65,7 @@ pub(super) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         }
     };
     match ended {
-        Ok(drained) => finish(&drained, &shown),
+        Ok(drained) => finish(&drained, global.json),
         Err(status) => {
             let why = connection.explain(&status);
             output::note(&format!("Error: {why}; {}", next(&node)));
@@ -82,8 +86,6 @@ struct Shown {
     json: bool,
     /// The move that goes on.
     moving: Option<Progress>,
-    /// Whether a service was lost.
-    lost: bool,
 }
 
 impl Shown {
@@ -114,9 +116,6 @@ impl Shown {
                 true => as_json(&event)?,
                 false => self.show(&event)?,
             }
-            if let Some(Kind::Report(report)) = &event.kind {
-                self.lost |= Outcome::of(report) == Outcome::Lost;
-            }
         }
     }
 
@@ -131,9 +130,13 @@ impl Shown {
             }
             Some(Kind::Report(report)) => {
                 self.end();
-                match failure(report) {
-                    None => output::line(&moved(report))?,
-                    Some(failure) => output::note(&failure),
+                match Outcome::of(report) {
+                    Outcome::Moved | Outcome::Prepared => output::line(&moved(report))?,
+                    Outcome::Lost => output::note(&failure(report).unwrap_or_default()),
+                    // The next best node is tried.
+                    Outcome::Aborted if report.refused => output::note(&format!("{name}: {}", report.reason)),
+                    // Why it stays is told next.
+                    Outcome::Aborted => {}
                 }
             }
             Some(Kind::Waits(why)) => output::note(&format!("waiting for {name}: {why}")),
@@ -177,36 +180,43 @@ fn moved(report: &MigrationReport) -> String {
     )
 }
 
-fn finish(drained: &Drained, shown: &Shown) -> anyhow::Result<ExitCode> {
-    if shown.json {
+fn finish(drained: &Drained, json: bool) -> anyhow::Result<ExitCode> {
+    if json {
         output::json(drained)?;
     } else {
         for line in lines(drained) {
             output::line(&line)?;
         }
     }
-    let is_empty = drained.stay.is_empty() && !shown.lost;
+    let is_empty = drained.stay.is_empty() && drained.lost.is_empty() && !drained.uncordoned;
     Ok(if is_empty { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// What has become of the services.
 fn lines(drained: &Drained) -> Vec<String> {
-    let Drained { node, moved, stay, stopped } = drained;
+    let Drained { node, moved, stay, stopped, lost, uncordoned } = drained;
     let count = |names: &[String], one: &str, several: &str| match names.len() {
         1 => format!("1 service {one}"),
         number => format!("{number} services {several}"),
+    };
+    let named = |names: &[String], one: &str, several: &str| {
+        (!names.is_empty()).then(|| format!("{} ({})", count(names, one, several), names.join(", ")))
     };
     let mut lines = Vec::new();
     if !stopped.is_empty() {
         lines.push(format!("not running, and still on {node}: {}", stopped.join(", ")));
     }
-    let moved = count(moved, "has moved", "have moved");
-    lines.push(match stay.is_empty() {
-        true => format!("{node} is drained: {moved}"),
-        false => {
-            format!("{node} is not drained: {moved}, {} ({})", count(stay, "stays", "stay"), stay.join(", "))
-        }
-    });
+    let became = match (uncordoned, stay.is_empty()) {
+        (true, _) => "was uncordoned while it was drained",
+        (false, true) => "is drained",
+        (false, false) => "is not drained",
+    };
+    let all = [
+        Some(count(moved, "has moved", "have moved")),
+        named(stay, "stays", "stay"),
+        named(lost, "was lost", "were lost"),
+    ];
+    lines.push(format!("{node} {became}: {}", all.into_iter().flatten().collect::<Vec<_>>().join(", ")));
     lines
 }
 
@@ -219,7 +229,7 @@ mod tests {
         let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         let said = |moved: &[&str], stay: &[&str], stopped: &[&str]| {
             let (moved, stay, stopped) = (names(moved), names(stay), names(stopped));
-            lines(&Drained { node: "a".into(), moved, stay, stopped })
+            lines(&Drained { node: "a".into(), moved, stay, stopped, ..Drained::default() })
         };
         assert_eq!(said(&[], &[], &[]), ["a is drained: 0 services have moved"]);
         assert_eq!(
@@ -229,6 +239,14 @@ mod tests {
         assert_eq!(
             said(&["x", "y"], &["z"], &[]),
             ["a is not drained: 2 services have moved, 1 service stays (z)"]
+        );
+        let (stay, lost) = (names(&["x", "y"]), names(&["z"]));
+        let ended = Drained { node: "a".into(), stay, lost, uncordoned: true, ..Drained::default() };
+        assert_eq!(
+            lines(&ended),
+            [
+                "a was uncordoned while it was drained: 0 services have moved, 2 services stay (x, y), 1 service was lost (z)"
+            ]
         );
     }
 }
