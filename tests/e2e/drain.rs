@@ -229,15 +229,65 @@ fn what_is_on_its_way_to_a_node_that_is_drained_moves_on() {
     assert!(said.stdout.contains(&format!("first moved to {there}: ")), "{said:?}");
     is_on(&bed, "first", there);
 
-    // Who lets a node take services again ends its drain.
-    bed.done("a", &["node", "uncordon", "b"]);
-    knows(&bed, there, "b", false);
-    bed.migrate("first", there, "b");
-    bed.run("b", "second", at(86), &idle, &[]);
-    let drain = Drain::held(&bed, "b", (&points, POINT));
-    bed.done("a", &["node", "uncordon", "b"]);
+    // Who lets a node take services again ends its drain, and who cancels a move wants it to stay.
+    for lifts in [true, false] {
+        bed.done("a", &["node", "uncordon", "b"]);
+        let from = bed.json::<Value>("a", &["inspect", "first"])["node"].as_str().unwrap().to_owned();
+        if from != "b" {
+            knows(&bed, &from, "b", false);
+            bed.migrate("first", &from, "b");
+        }
+        if lifts {
+            bed.run("b", "second", at(86), &idle, &[]);
+        }
+        let drain = Drain::held(&bed, "b", (&points, POINT));
+        let expected = match lifts {
+            true => {
+                bed.done("a", &["node", "uncordon", "b"]);
+                ["b was uncordoned while it was drained", "1 service stays ("]
+            }
+            false => {
+                let cancel = |name: &&str| bed.godwit("b", &["cancel", name]).code == 0;
+                assert_eq!(["first", "second"].iter().filter(|name| cancel(name)).count(), 1);
+                ["stays: it was cancelled", "b is not drained: "]
+            }
+        };
+        points.let_go(POINT);
+        let said = drain.ends();
+        assert_eq!(said.code, 1, "{said:?}");
+        assert!(expected.iter().all(|words| said.stdout.contains(words)), "{expected:?}: {said:?}");
+        if lifts {
+            wait_for("both services on nodes that node a knows", || {
+                let nodes = ["first", "second"]
+                    .map(|name| bed.json::<Value>("a", &["inspect", name])["node"].clone());
+                (nodes.iter().filter(|node| **node == "b").count() == 1).then_some(())
+            });
+        }
+    }
+}
+
+#[test]
+fn pages_that_are_on_their_way_to_a_node_that_is_drained_are_waited_for() {
+    const POINT: &str = "source.pushing";
+    let mut points = None;
+    let bed = bed("drain-pages", &[], |config| points = Some(Points::among(config, &[POINT])));
+    let points = points.unwrap();
+    start(&bed);
+    let idle = idle(&bed);
+    // What its policy starts again would do so here.
+    let fails = Preset { command: ["sh", "-c", "exit 1"].map(str::to_owned).to_vec(), ..idle };
+    bed.run("b", "fails", at(87), &fails, &["--restart", "always"]);
+    let moving = Attempt::held(&points, POINT, || {
+        Attempt::of(bed.command("a", &["--json", "migrate", NAME, "--to", "b", "--mode", "postcopy"]))
+    });
+    let mut drain = Drain::begin(&bed, "b", "b");
+    drain.says(&format!("waiting for {NAME}: pages of its last move are still on their way here"));
     points.let_go(POINT);
-    let said = drain.ends();
-    assert!(said.code == 1 && said.stdout.contains("b was uncordoned while it was drained"), "{said:?}");
-    assert!(said.stdout.contains("stays ("), "{said:?}");
+    moving.moved();
+    let mut said = drain.ends();
+    if is_held_up(&said) {
+        said = drained(&bed, "b");
+    }
+    assert!(said.stdout.contains(&format!("{NAME} moved to ")), "{said:?}");
+    assert!(said.code == 1 && said.stdout.contains("1 service stays (fails)"), "{said:?}");
 }

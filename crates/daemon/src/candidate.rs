@@ -17,10 +17,11 @@ use tonic::{Code, Status};
 use crate::adopt::{
     as_found, describe, in_care, like, note, of_engine, published, refused, say_of_mounts, staying,
 };
-use crate::check::{anywhere, asked, of_service, plain, source, told_of};
+use crate::check::{anywhere, asked, of_service, source, told_of};
 use crate::convert;
 use crate::migrate::is_another;
 use crate::node::Node;
+use crate::plain::plain;
 use crate::services::reserve;
 use crate::status::internal;
 

@@ -19,6 +19,7 @@ use crate::doctor::CLOCKS_DIFFER_MS;
 use crate::engine_changes;
 use crate::migrate::leaving;
 use crate::node::Node;
+use crate::plain::plain;
 use crate::services::occupied;
 use crate::status::internal;
 use crate::verbs;
@@ -29,9 +30,6 @@ const MOST: usize = 4096;
 /// Most obstacles that are shown, and most sentences of a kind: with the longest ones an answer stays below the 4 MiB that
 /// another node takes.
 pub(crate) const MOST_SHOWN: usize = 200;
-
-/// The longest sentence that is passed on, in characters.
-const LONGEST: usize = 1000;
 
 /// Whether a service could move, wherever it is.
 pub(crate) async fn anywhere(
@@ -168,11 +166,6 @@ pub(crate) fn obstacle(found: Obstacle) -> api::Obstacle {
     api::Obstacle { pid, inside, name: plain(&name), what: plain(&what), why: why.to_owned() }
 }
 
-/// Somebody else's words, as they do a terminal no harm.
-pub(crate) fn plain(text: &str) -> String {
-    text.chars().map(|each| if each.is_control() { '?' } else { each }).take(LONGEST).collect()
-}
-
 fn told(forecast: Forecast) -> api::Forecast {
     let ms = |time: Duration| convert::to_microseconds(time.as_secs_f64() * 1e3);
     let Forecast {
@@ -218,6 +211,7 @@ fn is_plain(answer: &api::CheckMoveResponse) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plain::LONGEST;
 
     #[test]
     fn what_another_node_says_does_a_terminal_no_harm() {

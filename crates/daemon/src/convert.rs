@@ -19,6 +19,8 @@ use godwit_names::{MAX_ALIASES, ServiceName, ServiceNameError, VolumeName, is_al
 use godwit_network::{Mac, NetworkError, OverlayConfig, Prefix6};
 use tonic::Status;
 
+use crate::plain::plain_report;
+
 /// The smallest memory limit with which a container starts at all.
 const MIN_MEMORY_BYTES: u64 = 4 << 20;
 
@@ -311,6 +313,13 @@ pub(crate) fn to_microseconds(ms: f64) -> f64 {
 
 /// A report as the API shows it.
 pub(crate) fn report(report: Report) -> api::MigrationReport {
+    let mut report = exactly(report);
+    // The other node's words are in it.
+    plain_report(&mut report);
+    report
+}
+
+fn exactly(report: Report) -> api::MigrationReport {
     api::MigrationReport {
         name: report.name.into(),
         mode: report.mode,

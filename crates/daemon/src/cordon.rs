@@ -8,6 +8,7 @@ use tonic::Status;
 
 use crate::directory::release_of;
 use crate::node::Node;
+use crate::plain::plain_status;
 use crate::state::StateError;
 use crate::status::internal;
 use crate::verbs;
@@ -35,9 +36,9 @@ pub(crate) fn elsewhere<'a>(node: &Node, name: &'a str) -> Result<Option<(&'a st
 }
 
 /// What a peer answers that does not know the verb, and all others.
-pub(crate) fn not_asked(node: &Node, of: &str, lacks: &str, status: Status) -> Status {
-    if !verbs::is_unknown(&status) {
-        return status;
+pub(crate) fn not_asked(node: &Node, of: &str, lacks: &str, status: &Status) -> Status {
+    if !verbs::is_unknown(status) {
+        return plain_status(status);
     }
     let release = release_of(node, of).map(|release| format!(" {release}")).unwrap_or_default();
     Status::failed_precondition(format!(
@@ -54,7 +55,7 @@ pub(crate) async fn anywhere(
         return here(node, request.lift, None);
     };
     let answer = node.peers.get(name, &address).cordon(request.clone()).await;
-    let answer = answer.map_err(|status| not_asked(node, name, "cannot be cordoned", status))?.into_inner();
+    let answer = answer.map_err(|status| not_asked(node, name, "cannot be cordoned", &status))?.into_inner();
     if answer.node == name && is_plain(&answer) {
         return Ok(answer);
     }
@@ -78,6 +79,7 @@ pub(crate) fn here(node: &Arc<Node>, lift: bool, from: Option<&str>) -> Result<a
         let detail = from.map(|from| format!("by a user of node {from}")).unwrap_or_default();
         node.events.tell("node", action, &node.name, &detail);
         node.news.notify_one();
+        node.look_again();
     }
     let services = node.state.services().map_err(internal)?;
     Ok(api::CordonResponse {

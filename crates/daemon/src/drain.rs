@@ -2,31 +2,42 @@
 //! the node where it is best for its clients.
 //!
 //! ```text
-//!   cordon ──▶ the largest that runs ──▶ place ──▶ move, or the next best node ──▶ … ──▶ nothing leaves any more
-//!                 ▲                                   └──▶ it stays, and why        │
-//!                 └──────────── what was on its way here, and has come ◀────────────┘
+//!   cordon ──▶ the largest that can be moved now ──▶ place ──▶ move, or the next best node, or it stays
+//!                 ▲                                                            │
+//!                 ├────────────────────────────────────────────────────────────┘
+//!                 └── wait for what is on its way here, is sent, or is kept busy by others ──▶ nothing is left
 //! ```
-//! The largest goes first, since it finds room the hardest. A node sends one service at once.
+//! The largest goes first, since it finds room the hardest. A node sends one service at once. What has become of all services
+//! is what the state says at the end, whoever has moved them.
 
-use std::collections::HashSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use futures::FutureExt as _;
+use futures::future::select_all;
 use godwit_api::v1 as api;
 use godwit_api::v1::drain_event::Kind;
 use godwit_api::v1::{DrainEvent, DrainRequest, MigrateRequest, migration_event, place_reason};
-use godwit_migration::{Outcome, Service};
+use godwit_migration::{Outcome, Progress, Service};
 use godwit_names::{ServiceName, is_name};
 use godwit_policy::assess::Cause;
 use tokio::sync::{OwnedMutexGuard, mpsc};
 use tonic::{Code, Status};
 
-use crate::check::plain;
-use crate::migrate::{self, QUEUE, is_another, plain_progress, plain_report};
-use crate::node::Node;
+use crate::migrate::{self, QUEUE, is_another};
+use crate::node::{Migrating, Node};
 use crate::place::{self, told};
+use crate::plain::{plain, plain_progress, plain_report};
 use crate::status::internal;
 use crate::{convert, cordon};
+
+/// How often a service is looked at that another operation keeps from moving, or that runs again after it has ended.
+const TRIES: u32 = 3;
+
+/// The same where no node takes it: one may not have been heard of for a moment.
+const ROUNDS: u32 = 2;
 
 /// What happens, for the user who asked.
 pub(crate) type Stream = mpsc::Receiver<Result<DrainEvent, Status>>;
@@ -37,9 +48,9 @@ pub(crate) async fn anywhere(node: &Arc<Node>, request: DrainRequest) -> Result<
         return here(node, request, None).await;
     };
     let not_asked =
-        |node: &Node, name: &str, status| cordon::not_asked(node, name, "cannot be drained", status);
+        |node: &Node, name: &str, status: &Status| cordon::not_asked(node, name, "cannot be drained", status);
     let asked = node.peers.get_patient(name, &address).drain(request.clone()).await;
-    let mut incoming = asked.map_err(|status| not_asked(node, name, status))?.into_inner();
+    let mut incoming = asked.map_err(|status| not_asked(node, name, &status))?.into_inner();
     let (node, name) = (Arc::clone(node), name.to_owned());
     let (events, stream) = mpsc::channel(QUEUE);
     tokio::spawn(async move {
@@ -52,7 +63,7 @@ pub(crate) async fn anywhere(node: &Arc<Node>, request: DrainRequest) -> Result<
                         Status::internal(format!("node {name} returned an invalid answer while it was drained"))
                     }),
                     Ok(None) => return,
-                    Err(status) => Err(not_asked(&node, &name, status)),
+                    Err(status) => Err(not_asked(&node, &name, &status)),
                 },
             };
             let last = event.is_err();
@@ -67,7 +78,9 @@ pub(crate) async fn anywhere(node: &Arc<Node>, request: DrainRequest) -> Result<
 /// Another node's words, as far as they are those of a node, and as they do a terminal no harm.
 fn passed_on(mut event: DrainEvent) -> Option<DrainEvent> {
     let names = |names: &[String]| names.iter().all(|name| is_name(name));
-    let is_sound = match event.kind.as_mut()? {
+    // One of a newer release.
+    let Some(kind) = event.kind.as_mut() else { return Some(event) };
+    let is_sound = match kind {
         Kind::Placed(placed) => told::is_plain(placed),
         Kind::Cordoned(cordoned) => cordon::is_plain(cordoned),
         Kind::Drained(drained) => {
@@ -115,67 +128,109 @@ pub(crate) async fn here(
     let drain = Drain {
         node: Arc::clone(node),
         how,
-        events,
-        seen: HashSet::new(),
-        drained: api::Drained { node: node.name.clone(), ..api::Drained::default() },
+        events: events.clone(),
+        seen: BTreeMap::new(),
+        told: HashSet::new(),
         _turn: turn,
     };
-    node.checks.spawn(async move {
-        let ending = drain.node.local().ending.clone();
-        let events = drain.events.clone();
-        tokio::select! {
+    let node = Arc::clone(node);
+    let ending = node.local().ending.clone();
+    node.checks.clone().spawn(async move {
+        let ended = tokio::select! {
             biased;
-            () = events.closed() => tracing::info!("whoever drains this node has left"),
-            () = ending.cancelled() => drop(events.try_send(Err(Status::aborted("godwitd ends")))),
-            ended = drain.run(cordoned) => if let Err(status) = ended {
-                // Whoever asked may have left.
-                let _ = events.send(Err(status)).await;
-            },
+            () = events.closed() => Err(Status::cancelled("whoever asked has left")),
+            () = ending.cancelled() => Err(Status::aborted("godwitd ends")),
+            ended = drain.run(cordoned) => ended,
+        };
+        if let Err(status) = ended {
+            let detail =
+                format!("{}; what has not moved stays, and the node stays cordoned", status.message());
+            node.events.tell("node", "drain ended", &node.name, &detail);
+            // Who does not read learns of the end by that of the stream.
+            let _ = events.try_send(Err(status));
         }
     });
     Ok(stream)
 }
 
-/// What has become of a service.
-enum Became {
-    Moved,
+/// A service that has run here since the drain began.
+struct Seen {
+    name: ServiceName,
+    /// Bytes, when it was seen first.
+    memory: u64,
+    /// How often it was its turn.
+    tries: u32,
+    fate: Fate,
+}
+
+/// What is to become of a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is to move, if it is here and runs.
+    Open,
+    /// It cannot leave.
     Stays,
     Lost,
-    /// It does not run any more, or is not here.
-    Gone,
+}
+
+/// What is next.
+enum Next {
+    Move(Box<Service>),
+    /// These are waited for, each for a reason.
+    Wait(BTreeMap<ServiceName, String>),
+    Nothing,
+}
+
+/// How an attempt to move a service has ended.
+enum Ended {
+    With(Fate),
+    /// Something else is done with it.
+    Occupied(String),
+    /// No node takes it: what is told of it.
+    Nowhere(Box<Kind>),
 }
 
 struct Drain {
     node: Arc<Node>,
     how: MigrateRequest,
     events: mpsc::Sender<Result<DrainEvent, Status>>,
-    /// Services that it was the turn of, by id.
-    seen: HashSet<String>,
-    drained: api::Drained,
+    /// By id.
+    seen: BTreeMap<String, Seen>,
+    /// What was said that is waited for.
+    told: HashSet<(ServiceName, String)>,
     _turn: OwnedMutexGuard<()>,
 }
 
 impl Drain {
     async fn run(mut self, cordoned: api::CordonResponse) -> Result<(), Status> {
         self.tell("", Kind::Cordoned(cordoned)).await;
+        let node = Arc::clone(&self.node);
         loop {
-            while !self.is_uncordoned()?
-                && let Some(service) = self.next().await?
-            {
-                self.seen.insert(service.id.clone());
-                let list = match self.one(&service).await? {
-                    Became::Moved => &mut self.drained.moved,
-                    Became::Stays => &mut self.drained.stay,
-                    Became::Lost => &mut self.drained.lost,
-                    Became::Gone => continue,
-                };
-                list.push(service.name.to_string());
-            }
-            if self.is_uncordoned()? || !self.waits_for_others().await? {
+            let changes = node.changes();
+            tokio::pin!(changes);
+            // From here on no change is missed.
+            changes.as_mut().enable();
+            if self.is_uncordoned()? {
                 break;
             }
+            match self.next().await? {
+                Next::Move(service) => self.turn_of(&service).await?,
+                Next::Wait(reasons) => {
+                    let names: Vec<_> = reasons.keys().cloned().collect();
+                    for (name, why) in reasons {
+                        if self.told.insert((name.clone(), why.clone())) {
+                            self.tell(&name, Kind::Waits(why)).await;
+                        }
+                    }
+                    tokio::select! {
+                        () = changes => {}
+                        () = self.one_has_arrived(&names) => {}
+                        () = self.one_is_committed() => {}
+                    }
+                }
+                Next::Nothing => break,
+            }
         }
-        self.drained.uncordoned = self.is_uncordoned()?;
         self.ends().await
     }
 
@@ -183,116 +238,130 @@ impl Drain {
         Ok(!self.node.state.is_cordoned().map_err(internal)?)
     }
 
-    /// Tells what has become of all services.
-    async fn ends(mut self) -> Result<(), Status> {
-        let mut drained = std::mem::take(&mut self.drained);
-        for doubt in self.node.local().doubts.all() {
-            let name = doubt.service.name.to_string();
-            self.tell(&name, Kind::Stays(doubt.sentence())).await;
-            drained.stay.push(name);
-        }
-        for owned in self.node.state.services().map_err(internal)? {
-            let Service { id, name, .. } = owned.service;
-            if owned.exit_code.is_none() {
-                if drained.uncordoned && !self.seen.contains(&id) {
-                    drained.stay.push(name.to_string());
-                }
-            } else if self.node.due(&id).is_some() {
-                let why =
-                    format!("it has ended, and is about to be started again: `godwit stop {name}` ends that");
-                self.tell(&name, Kind::Stays(why)).await;
-                drained.stay.push(name.to_string());
-            } else {
-                drained.stopped.push(name.to_string());
-            }
-        }
-        let count = |of: &[String]| of.len();
-        let (moved, stay, lost) = (count(&drained.moved), count(&drained.stay), count(&drained.lost));
-        let detail = format!("{moved} services moved, {stay} stay, {lost} lost");
-        self.node.events.tell("node", "drained", &self.node.name, &detail);
-        self.tell("", Kind::Drained(drained)).await;
-        Ok(())
-    }
-
     async fn tell(&self, name: &str, kind: Kind) {
-        // That nobody reads is noticed where it counts.
+        // That nobody reads ends the drain.
         let _ = self.events.send(Ok(DrainEvent { name: name.to_owned(), kind: Some(kind) })).await;
     }
 
-    /// The largest service that runs here and that it was not the turn of.
-    async fn next(&self) -> Result<Option<Service>, Status> {
-        let node = &self.node;
-        let mut largest: Option<(u64, Service)> = None;
-        for owned in node.state.services().map_err(internal)? {
-            if owned.exit_code.is_some() || self.seen.contains(&owned.service.id) {
-                continue;
-            }
-            let usage = node.local().engine.usage(&node.local().config(&owned.service)).await;
-            // It may have ended meanwhile, or be about to leave: then that is found when it is its turn.
-            let memory = usage.ok().and_then(|usage| usage.memory).unwrap_or(0);
-            if largest.as_ref().is_none_or(|(most, _)| memory > *most) {
-                largest = Some((memory, owned.service));
-            }
-        }
-        Ok(largest.map(|(_, service)| service))
-    }
-
-    /// Waits for what is on its way here, and for pages that others still fetch from here; whether there was any of that.
-    async fn waits_for_others(&self) -> Result<bool, Status> {
-        let node = &self.node;
-        for name in node.reserved() {
-            if node.state.service(&name).map_err(internal)?.is_none() {
-                let why = format!("it is on its way to node {}, or is being removed there", node.name);
-                self.tell(&name, Kind::Waits(why)).await;
-                node.until_free(&name).await;
-                return Ok(true);
-            }
-        }
-        Ok(self.waits_for_a_move().await)
-    }
-
-    /// Waits for the end of a move from here; whether there was one.
-    async fn waits_for_a_move(&self) -> bool {
-        let Some((name, leaving)) = self.node.a_migration() else { return false };
-        self.tell(&name, Kind::Waits(format!("it is on its way to node {}", leaving.to))).await;
-        self.node.until_free(&name).await;
-        true
-    }
-
-    /// Moves a service away, or says why it stays.
-    async fn one(&self, service: &Service) -> Result<Became, Status> {
-        let name = &service.name;
-        loop {
-            while self.waits_for_a_move().await {}
-            if self.node.is_busy(name) {
-                self.tell(name, Kind::Waits("something else is being done with it".into())).await;
-                self.node.until_free(name).await;
-                continue;
-            }
-            match self.node.state.service(name).map_err(internal)? {
-                Some(owned) if owned.service.id == service.id && owned.exit_code.is_none() => {}
-                // Somebody else has moved, stopped or removed it.
-                _ => return Ok(Became::Gone),
-            }
-            let placed = match place::here_for(&self.node, &self.request(service), Cause::Draining).await {
-                Ok(placed) => placed,
-                Err(status) => return Ok(self.stays(name, status.message().to_owned()).await),
+    /// The largest service that can be moved now, of those that were tried the least.
+    async fn next(&mut self) -> Result<Next, Status> {
+        let node = Arc::clone(&self.node);
+        let leaving: HashMap<_, _> = node.migrating().into_iter().collect();
+        let reserved: HashSet<_> = node.reserved().into_iter().collect();
+        let (mut waits, mut sends) = (BTreeMap::new(), false);
+        for (name, migrating) in &leaving {
+            sends |= migrating.sends();
+            let why = match migrating.progress.borrow().is_committed() {
+                true => format!("node {} has it, and may still need pages of this node", migrating.to),
+                false => format!("it is on its way to node {}", migrating.to),
             };
-            if sends_others(&placed) {
+            waits.insert(name.clone(), why);
+        }
+        let mut best: Option<(Reverse<u32>, u64, Service)> = None;
+        let mut known = HashSet::new();
+        for owned in node.state.services().map_err(internal)? {
+            let service = owned.service;
+            known.insert(service.name.clone());
+            if owned.exit_code.is_some() {
                 continue;
             }
-            self.tell(name, Kind::Placed(placed.clone())).await;
-            if placed.to.is_empty() {
-                // What was told says why.
-                return Ok(Became::Stays);
+            if !self.seen.contains_key(&service.id) {
+                let usage = node.local().engine.usage(&node.local().config(&service)).await;
+                let memory = usage.ok().and_then(|usage| usage.memory).unwrap_or(0);
+                let seen = Seen { name: service.name.clone(), memory, tries: 0, fate: Fate::Open };
+                self.seen.insert(service.id.clone(), seen);
             }
-            return Ok(self.go(service, placed).await);
+            let Some(seen) = self.seen.get(&service.id) else { continue };
+            if seen.fate != Fate::Open || leaving.contains_key(&service.name) {
+                continue;
+            }
+            if reserved.contains(&service.name) {
+                waits.insert(service.name.clone(), "something else is being done with it".into());
+            } else if self.is_arriving(&service.name) {
+                waits.insert(
+                    service.name.clone(),
+                    "pages of its last move are still on their way here".into(),
+                );
+            } else if best
+                .as_ref()
+                .is_none_or(|(tries, memory, _)| (Reverse(seen.tries), seen.memory) > (*tries, *memory))
+            {
+                best = Some((Reverse(seen.tries), seen.memory, service));
+            }
+        }
+        for name in reserved.difference(&known).filter(|name| !node.local().doubts.has(name)) {
+            let why = format!("it is on its way to node {}, or is being removed there", node.name);
+            waits.entry(name.clone()).or_insert(why);
+        }
+        Ok(match best {
+            Some((.., service)) if !sends => Next::Move(Box::new(service)),
+            _ if waits.is_empty() => Next::Nothing,
+            _ => Next::Wait(waits),
+        })
+    }
+
+    fn is_arriving(&self, name: &ServiceName) -> bool {
+        self.node.local().arrivals.settled(name).now_or_never().is_none()
+    }
+
+    /// Returns when one of these that is still on its way here has come.
+    async fn one_has_arrived(&self, names: &[ServiceName]) {
+        let arriving = names.iter().filter(|name| self.is_arriving(name));
+        let settled: Vec<_> =
+            arriving.map(|name| Box::pin(self.node.local().arrivals.settled(name))).collect();
+        match settled.is_empty() {
+            true => std::future::pending().await,
+            false => drop(select_all(settled).await),
         }
     }
 
-    async fn stays(&self, name: &ServiceName, why: String) -> Became {
-        self.tell(name, Kind::Stays(why)).await;
-        Became::Stays
+    /// Returns when a move from here has committed that has not yet.
+    async fn one_is_committed(&self) {
+        let moving = self.node.migrations().into_iter().filter(Migrating::sends);
+        let committed: Vec<_> = moving
+            .map(|migrating| {
+                Box::pin(async move {
+                    let mut progress = migrating.progress;
+                    if progress.wait_for(Progress::is_committed).await.is_err() {
+                        // It has ended, which is a change.
+                        std::future::pending::<()>().await;
+                    }
+                })
+            })
+            .collect();
+        match committed.is_empty() {
+            true => std::future::pending().await,
+            false => drop(select_all(committed).await),
+        }
+    }
+
+    /// It is the turn of a service.
+    async fn turn_of(&mut self, service: &Service) -> Result<(), Status> {
+        let ended = self.moves(service).await;
+        let Some(seen) = self.seen.get_mut(&service.id) else { return Ok(()) };
+        seen.tries += 1;
+        let tries = seen.tries;
+        let told = match ended {
+            Ended::With(fate) => {
+                seen.fate = fate;
+                return Ok(());
+            }
+            Ended::Occupied(why) => (tries >= TRIES).then_some(Kind::Stays(why)),
+            Ended::Nowhere(told) => (tries >= ROUNDS).then_some(*told),
+        };
+        if let Some(told) = told {
+            seen.fate = Fate::Stays;
+            // It may have ended meanwhile.
+            if self.runs_here(service)? {
+                self.tell(&service.name, told).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn runs_here(&self, service: &Service) -> Result<bool, Status> {
+        let owned = self.node.state.service(&service.name).map_err(internal)?;
+        Ok(owned.is_some_and(|owned| owned.service.id == service.id && owned.exit_code.is_none()))
     }
 
     /// How a service may move: as the user says, and as its policy where he says nothing.
@@ -311,23 +380,54 @@ impl Drain {
         api::PlaceRequest { r#move: Some(asked), latency_us, stay_ms: 0 }
     }
 
-    /// Moves it to the best node that takes it.
-    async fn go(&self, service: &Service, placed: api::PlaceResponse) -> Became {
-        let name = &service.name;
-        let asked = self.request(service).r#move.unwrap_or_default();
-        let mut why = String::new();
-        for to in std::iter::once(placed.to).chain(placed.then) {
-            let request = MigrateRequest { to, mode: placed.mode.clone(), ..asked.clone() };
-            match self.attempt(name, &request).await {
-                Ok(report) if report.outcome == Outcome::Moved.name() => return Became::Moved,
-                Ok(report) if report.outcome == Outcome::Lost.name() => return Became::Lost,
-                Ok(report) if report.refused => why = report.reason,
-                Ok(report) => return self.stays(name, report.reason).await,
-                Err(status) if status.code() == Code::Aborted => why = status.message().to_owned(),
-                Err(status) => return self.stays(name, status.message().to_owned()).await,
-            }
+    /// Moves a service to the best node that takes it.
+    async fn moves(&self, service: &Service) -> Ended {
+        let request = self.request(service);
+        let placed = match place::here_for(&self.node, &request, Cause::Draining).await {
+            Ok(placed) => placed,
+            Err(status) => return Ended::Occupied(plain(status.message())),
+        };
+        if sends_others(&placed) {
+            return Ended::Occupied("this node sends another service".into());
         }
-        self.stays(name, why).await
+        if !(placed.objections.is_empty() && placed.obstacles.is_empty()) {
+            self.tell(&service.name, Kind::Placed(placed)).await;
+            return Ended::With(Fate::Stays);
+        }
+        if placed.to.is_empty() {
+            return Ended::Nowhere(Box::new(Kind::Placed(placed)));
+        }
+        self.tell(&service.name, Kind::Placed(placed.clone())).await;
+        let asked = request.r#move.unwrap_or_default();
+        let (mut why, mut mode) = (String::new(), placed.mode);
+        for to in std::iter::once(placed.to).chain(placed.then) {
+            let request = MigrateRequest { to, mode: mode.clone(), ..asked.clone() };
+            match self.attempt(&service.name, &request).await {
+                Ok(report) if report.outcome == Outcome::Moved.name() => return Ended::With(Fate::Open),
+                Ok(report) if report.outcome == Outcome::Lost.name() => return Ended::With(Fate::Lost),
+                // What has frozen it in vain is not done again and again.
+                Ok(report) if report.frozen_ms > 0.0 => {
+                    self.tell(&service.name, Kind::Stays(report.reason)).await;
+                    return Ended::With(Fate::Stays);
+                }
+                Ok(report) => why = report.reason,
+                Err(Failed::Cancelled(reason)) => {
+                    self.tell(&service.name, Kind::Stays(reason)).await;
+                    return Ended::With(Fate::Stays);
+                }
+                Err(Failed::NotBegun(status)) if status.code() == Code::Aborted => {
+                    return Ended::Occupied(plain(status.message()));
+                }
+                Err(Failed::NotBegun(status)) => why = plain(status.message()),
+                Err(Failed::Unknown(status)) => {
+                    self.tell(&service.name, Kind::Stays(plain(status.message()))).await;
+                    return Ended::With(Fate::Stays);
+                }
+            }
+            // That of the first was chosen for that one.
+            "auto".clone_into(&mut mode);
+        }
+        Ended::Nowhere(Box::new(Kind::Stays(why)))
     }
 
     /// One move, to its end.
@@ -335,28 +435,92 @@ impl Drain {
         &self,
         name: &ServiceName,
         request: &MigrateRequest,
-    ) -> Result<api::MigrationReport, Status> {
-        let mut stream = migrate::start(&self.node, name.clone(), request).await?;
+    ) -> Result<api::MigrationReport, Failed> {
+        let started = migrate::start(&self.node, name.clone(), request).await;
+        let mut stream = started.map_err(Failed::NotBegun)?;
+        let cancel = self.node.migration(name).map(|migrating| migrating.cancel);
         while let Some(event) = stream.recv().await {
-            match event?.kind {
+            match event.map_err(Failed::Unknown)?.kind {
                 Some(migration_event::Kind::Progress(progress)) => {
                     // Steps may be skipped for a slow reader.
                     let event = DrainEvent { name: name.to_string(), kind: Some(Kind::Progress(progress)) };
                     let _ = self.events.try_send(Ok(event));
                 }
                 Some(migration_event::Kind::Report(report)) => {
+                    let is_cancelled = report.outcome == Outcome::Aborted.name()
+                        && cancel.is_some_and(|cancel| cancel.is_cancelled());
+                    if is_cancelled {
+                        return Err(Failed::Cancelled(report.reason));
+                    }
                     self.tell(name, Kind::Report(report.clone())).await;
                     return Ok(report);
                 }
                 None => {}
             }
         }
-        Err(Status::unavailable("its migration ended without a report; see godwitd's log"))
+        Err(Failed::Unknown(Status::unavailable("its migration ended without a report; see godwitd's log")))
     }
+
+    /// Tells what has become of all services.
+    async fn ends(mut self) -> Result<(), Status> {
+        let node = Arc::clone(&self.node);
+        let uncordoned = self.is_uncordoned()?;
+        let mut drained = api::Drained { node: node.name.clone(), uncordoned, ..api::Drained::default() };
+        for doubt in node.local().doubts.all() {
+            self.tell(&doubt.service.name, Kind::Stays(doubt.sentence())).await;
+            drained.stay.push(doubt.service.name.to_string());
+        }
+        for owned in node.state.services().map_err(internal)? {
+            let Service { id, name, .. } = owned.service;
+            let fate = self.seen.remove(&id).map(|seen| seen.fate);
+            let why = match owned.exit_code {
+                None if fate == Some(Fate::Stays) || uncordoned => None,
+                None => Some("it was started while the node was drained".to_owned()),
+                Some(_) if node.due(&id).is_some() || node.is_starting(&id) => Some(format!(
+                    "it has ended, and is about to be started again: `godwit stop {name}` ends that"
+                )),
+                Some(_) => {
+                    drained.stopped.push(name.to_string());
+                    continue;
+                }
+            };
+            if let Some(why) = why {
+                self.tell(&name, Kind::Stays(why)).await;
+            }
+            drained.stay.push(name.to_string());
+        }
+        // The others have left, or were removed.
+        for (id, Seen { name, fate, .. }) in &self.seen {
+            let placement = node.placement(name).map_err(internal)?;
+            let is_elsewhere = placement.is_some_and(|at| at.id == *id && at.node != node.name);
+            match fate {
+                Fate::Lost => drained.lost.push(name.to_string()),
+                Fate::Open | Fate::Stays if is_elsewhere => drained.moved.push(name.to_string()),
+                Fate::Open | Fate::Stays => {}
+            }
+        }
+        for list in [&mut drained.moved, &mut drained.stay, &mut drained.stopped, &mut drained.lost] {
+            list.sort();
+        }
+        let [moved, stay, lost] = [&drained.moved, &drained.stay, &drained.lost].map(Vec::len);
+        let detail = format!("{moved} services moved, {stay} stay, {lost} lost");
+        node.events.tell("node", "drained", &node.name, &detail);
+        self.tell("", Kind::Drained(drained)).await;
+        Ok(())
+    }
+}
+
+/// Why a move has no report, or not one of its own making.
+enum Failed {
+    NotBegun(Status),
+    /// By a user, for this reason.
+    Cancelled(String),
+    /// What has become of it is not known.
+    Unknown(Status),
 }
 
 /// Whether it stays for now, since this node sends other services.
 fn sends_others(placed: &api::PlaceResponse) -> bool {
     let sending = |why: &api::PlaceReason| matches!(why.kind, Some(place_reason::Kind::Sending(_)));
-    placed.to.is_empty() && !placed.reasons.is_empty() && placed.reasons.iter().all(sending)
+    placed.to.is_empty() && placed.reasons.iter().any(sending)
 }

@@ -54,6 +54,7 @@ mod peer_api;
 mod peers;
 mod pieces;
 mod place;
+mod plain;
 mod prepare;
 mod protection;
 mod removals;

@@ -15,6 +15,7 @@ use crate::convert;
 use crate::directory::{elsewhere, too_old};
 use crate::engine_changes;
 use crate::node::{Migrating, Node};
+use crate::plain::{plain_progress, plain_report};
 use crate::status::internal;
 
 /// Progress that waits for a slow reader; more is merged, only the report must not be lost.
@@ -84,18 +85,13 @@ pub(crate) async fn start(
     node.begin_migration(&name, migrating)
         .await
         .map_err(|doing| Status::aborted(format!("service {name} {doing}")))?;
+    // Whoever asked may leave.
+    let entered = Entered { node: Arc::clone(node), name: name.clone() };
     // Those that are entered when godwitd begins to end are cancelled then.
     if node.local().ending.is_cancelled() {
-        node.end_migration(&name);
         return Err(Status::aborted("godwitd ends"));
     }
-    let service = match as_it_is_now(node, &name, &request.to).await {
-        Ok(service) => service,
-        Err(why) => {
-            node.end_migration(&name);
-            return Err(why);
-        }
-    };
+    let service = as_it_is_now(node, &name, &request.to).await?;
     let moving = Moving { id: id.clone(), to: request.to.clone(), image: service.image.clone() };
     let source = Source::new(
         Arc::clone(node.local()),
@@ -110,12 +106,11 @@ pub(crate) async fn start(
     let (to, local) = (request.to.clone(), node.local());
     let node = Arc::clone(node);
     local.spawn(|_| async move {
+        let entered = entered;
         node.events.tell("migration", "started", &name, &format!("to node {to}"));
         let (report, rest) = source.run().await;
-        if rest.is_none() {
-            node.end_migration(&name);
-        }
-        let end = rest.is_some().then_some(end);
+        // While there is a rest.
+        let end = rest.is_some().then_some((entered, end));
         let answer = match report {
             Ok(report) => {
                 let detail = match report.outcome {
@@ -144,12 +139,23 @@ pub(crate) async fn start(
         let _ = finish.send(answer);
         if let Some(rest) = rest {
             rest.end().await;
-            node.end_migration(&name);
         }
         drop(end);
     });
     // It goes on where nobody reads.
     Ok(stream(moving, watching, finished, CancellationToken::new()))
+}
+
+/// A migration that is entered at its node, until this is dropped.
+struct Entered {
+    node: Arc<Node>,
+    name: ServiceName,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.node.end_migration(&self.name);
+    }
 }
 
 /// What moves, for the user who asked.
@@ -260,30 +266,6 @@ pub(crate) async fn start_anywhere(node: &Arc<Node>, request: MigrateRequest) ->
         }
     });
     Ok(stream)
-}
-
-/// Has the words of another node's progress do a terminal no harm.
-pub(crate) fn plain_progress(progress: &mut api::MigrationProgress) {
-    harmless([&mut progress.id, &mut progress.phase]);
-    harmless(progress.lacking.iter_mut().flat_map(|lacking| [&mut lacking.node, &mut lacking.image]));
-}
-
-/// The same of a report.
-pub(crate) fn plain_report(report: &mut api::MigrationReport) {
-    let api::MigrationReport { name, mode, source, destination, outcome, reason, id, criu, why, .. } = report;
-    harmless([name, mode, source, destination, outcome, reason, id, criu, why]);
-    let api::MigrationReport { tracker, network_namespace, criu_there, files_stay, .. } = report;
-    harmless([tracker, network_namespace, criu_there, files_stay]);
-    harmless(report.phases.iter_mut().map(|time| &mut time.phase));
-    harmless(report.timeline.iter_mut().flat_map(|span| [&mut span.node, &mut span.what]));
-}
-
-fn harmless<'a>(words: impl IntoIterator<Item = &'a mut String>) {
-    for text in words {
-        if text.contains(char::is_control) {
-            *text = text.replace(char::is_control, " ");
-        }
-    }
 }
 
 /// What is known of a migration whose source does not answer any more, in a sentence; its own words where it gave

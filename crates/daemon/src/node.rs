@@ -19,6 +19,7 @@ use godwit_migration::{Backoff, Port, Progress, Service, Volume, error_chain};
 use godwit_names::{ServiceName, VolumeName};
 use godwit_network::{Mac, Networks};
 use godwit_transfer::ClusterAuthority;
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -49,6 +50,14 @@ pub(crate) struct Migrating {
     pub progress: watch::Receiver<Progress>,
     /// Closed when it has ended.
     pub ended: watch::Receiver<()>,
+}
+
+impl Migrating {
+    /// Whether the service is being sent: it has not committed, and is not being put back or let go.
+    pub(crate) fn sends(&self) -> bool {
+        // The sender of the progress has gone by then.
+        !self.progress.borrow().is_committed() && self.progress.has_changed().is_ok()
+    }
 }
 
 /// What is reserved for a service that is being created, or on its way here.
@@ -478,6 +487,7 @@ impl Node {
     /// Forgets a migration that has ended.
     pub(crate) fn end_migration(&self, name: &ServiceName) {
         self.transient().migrating.remove(name);
+        self.freed.notify_waiters();
     }
 
     /// The migration of a service that is under way.
@@ -515,15 +525,26 @@ impl Node {
         }
     }
 
-    /// A service that is on its way from here, or whose pages are.
-    pub(crate) fn a_migration(&self) -> Option<(ServiceName, Migrating)> {
+    /// All migrations under way, of services that are on their way from here, or whose pages are.
+    pub(crate) fn migrating(&self) -> Vec<(ServiceName, Migrating)> {
         let transient = self.transient();
-        transient.migrating.iter().next().map(|(name, migrating)| (name.clone(), migrating.clone()))
+        transient.migrating.iter().map(|(name, migrating)| (name.clone(), migrating.clone())).collect()
     }
 
-    /// All migrations under way.
+    /// The same without names.
     pub(crate) fn migrations(&self) -> Vec<Migrating> {
         self.transient().migrating.values().cloned().collect()
+    }
+
+    /// Returns when something that was being done with a service has ended, or that is to be looked at again. Nothing is missed
+    /// once it is enabled.
+    pub(crate) fn changes(&self) -> Notified<'_> {
+        self.freed.notified()
+    }
+
+    /// Has those look again who wait for changes.
+    pub(crate) fn look_again(&self) {
+        self.freed.notify_waiters();
     }
 
     /// Remembers what a peer told of itself.
@@ -576,11 +597,6 @@ impl Node {
                 None => freed.await,
             }
         }
-    }
-
-    /// Returns once nothing is being done with a service.
-    pub(crate) async fn until_free(self: &Arc<Self>, name: &ServiceName) {
-        drop(self.wait_to_occupy(name).await);
     }
 
     /// The address of a member's peer API.

@@ -31,7 +31,7 @@ use crate::convert;
 use crate::directory::{elsewhere, nodes, too_old};
 use crate::engine_changes;
 use crate::migrate::leaving;
-use crate::node::Node;
+use crate::node::{Migrating, Node};
 use crate::services::occupied;
 use crate::status::internal;
 use crate::verbs;
@@ -115,7 +115,13 @@ pub(crate) async fn here_for(
     node.settle(&name).await;
     let to = Some(asked.to.as_str()).filter(|to| !to.is_empty());
     let service = engine_changes::taken_over(node, leaving(node, &name, to)?).await?;
-    let sending = u32::try_from(node.migrations().len()).unwrap_or(u32::MAX);
+    let sends = |migrating: &Migrating| match cause {
+        // Pages of a service that has left may follow for as long as its destination is away.
+        Cause::Draining => migrating.sends(),
+        Cause::Asked | Cause::Watched => true,
+    };
+    let sending = node.migrations().iter().filter(|migrating| sends(migrating)).count();
+    let sending = u32::try_from(sending).unwrap_or(u32::MAX);
     // It must not move, stop or be asked about twice meanwhile.
     let occupied = node.reserve_alone(&name).await.ok_or_else(|| occupied(&name))?;
     let cancel = node.local().ending.child_token();

@@ -26,7 +26,6 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use crate::checkpoint::{Own, VERSION, scale_windows};
-use crate::convert;
 use crate::directory::known_networks;
 use crate::node::Node;
 use crate::pieces::{Incoming, PIECES, hand_on};
@@ -34,6 +33,7 @@ use crate::services::{self, owned, reserve};
 use crate::staging::Staging;
 use crate::state::now_ms;
 use crate::status::{internal, invalid};
+use crate::{convert, cordon};
 
 /// Longest host name (`HOST_NAME_MAX`).
 const LONGEST_HOSTNAME: usize = 64;
@@ -57,6 +57,10 @@ pub(crate) async fn restore(
         return Err(Status::invalid_argument("the first message of a restore must say what to do"));
     };
     convert::ports(&start.publish)?;
+    // Before the archive comes; what reserves the name asks again.
+    if let Some(objection) = cordon::objection(node).map_err(internal)? {
+        return Err(Status::failed_precondition(objection));
+    }
     let staging = Staging::new(&node.local().layout).map_err(internal)?;
     let unpacked = receive(&mut input, staging.path()).await?;
     let (mut service, archived) = described(&unpacked, &start)?;

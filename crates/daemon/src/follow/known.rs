@@ -15,7 +15,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::check::plain;
 use crate::directory::nodes;
 use crate::engine_changes;
 use crate::node::Node;
@@ -23,6 +22,7 @@ use crate::place::clients::{Client, Echoes};
 use crate::place::decision::HERE;
 use crate::place::survey::{Place, Surveyor, may_be_better};
 use crate::place::{facts, told};
+use crate::plain::plain;
 use crate::status::internal;
 
 /// Between two rounds of echoes, once clients have lost for some time: longer each time.

@@ -21,8 +21,9 @@ use tonic::Status;
 
 use super::clients::{self, Client, Echoes};
 use super::facts;
-use crate::check::{plain, source};
+use crate::check::source;
 use crate::node::Node;
+use crate::plain::plain;
 
 /// Most nodes whose links are measured, each of which is filled for a part of a second: those that are nearest.
 const MOST_ASKED: usize = 8;
@@ -169,10 +170,11 @@ impl Surveyor<'_> {
         let mut possible: Vec<_> =
             places.iter_mut().filter(|place| place.refused.is_empty() && is_worth_it(place)).collect();
         possible.sort_by_cached_key(|place| place.distance(clients, from_here, self.target));
-        for (index, place) in possible.into_iter().enumerate() {
+        let mut measured = 0;
+        for place in possible {
             place.words.clear();
-            if index >= MOST_ASKED {
-                let why = format!("its clients are nearer to {MOST_ASKED} others, so it was not asked");
+            if measured >= MOST_ASKED {
+                let why = format!("{MOST_ASKED} nearer ones take it, so it was not asked");
                 place.words.push(why);
                 continue;
             }
@@ -195,6 +197,7 @@ impl Surveyor<'_> {
             let words = words.map(|each| plain(each.strip_prefix(&of_node).unwrap_or(&each)));
             place.words.extend(words.take(MOST_WORDS));
             place.measured = found.measured;
+            measured += usize::from(place.measured.is_some());
             if place.words.is_empty() && place.measured.is_none() {
                 place.words.extend(found.warnings.iter().take(MOST_WORDS).map(|each| plain(each)));
                 place.words.push("the link to it was not measured".to_owned());

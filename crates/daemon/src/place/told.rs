@@ -16,7 +16,8 @@ use godwit_policy::state::NodeId;
 
 use super::clients::{Client, MOST};
 use super::decision::Matter;
-use crate::check::{MOST_SHOWN, obstacle, plain};
+use crate::check::{MOST_SHOWN, obstacle};
+use crate::plain::plain;
 
 /// The longest word of a peer that is passed on, and most entries of a list.
 const LONGEST: usize = 4096;
