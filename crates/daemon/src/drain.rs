@@ -14,20 +14,21 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt as _;
-use futures::future::select_all;
 use godwit_api::v1 as api;
 use godwit_api::v1::drain_event::Kind;
 use godwit_api::v1::{DrainEvent, DrainRequest, MigrateRequest, migration_event, place_reason};
-use godwit_migration::{Outcome, Progress, Service};
+use godwit_migration::{Outcome, Service};
 use godwit_names::{ServiceName, is_name};
 use godwit_policy::assess::Cause;
 use tokio::sync::{OwnedMutexGuard, mpsc};
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::migrate::{self, QUEUE, is_another};
-use crate::node::{Migrating, Node};
+use crate::node::Node;
 use crate::place::{self, told};
 use crate::plain::{plain, plain_progress, plain_report};
 use crate::status::internal;
@@ -38,6 +39,13 @@ const TRIES: u32 = 3;
 
 /// The same where no node takes it: one may not have been heard of for a moment.
 const ROUNDS: u32 = 2;
+
+/// Before a service is tried again.
+const PAUSE: Duration = Duration::from_secs(3);
+
+/// Between two looks at what is waited for: that a move commits, that pages have come, or that a doubt begins is no change of
+/// what is being done with a service.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// What happens, for the user who asked.
 pub(crate) type Stream = mpsc::Receiver<Result<DrainEvent, Status>>;
@@ -158,8 +166,9 @@ struct Seen {
     name: ServiceName,
     /// Bytes, when it was seen first.
     memory: u64,
-    /// How often it was its turn.
+    /// How often it was its turn, and when last.
     tries: u32,
+    tried: Option<Instant>,
     fate: Fate,
 }
 
@@ -176,7 +185,7 @@ enum Fate {
 /// What is next.
 enum Next {
     Move(Box<Service>),
-    /// These are waited for, each for a reason.
+    /// Something is waited for; these are told, each with the reason.
     Wait(BTreeMap<ServiceName, String>),
     Nothing,
 }
@@ -216,7 +225,6 @@ impl Drain {
             match self.next().await? {
                 Next::Move(service) => self.turn_of(&service).await?,
                 Next::Wait(reasons) => {
-                    let names: Vec<_> = reasons.keys().cloned().collect();
                     for (name, why) in reasons {
                         if self.told.insert((name.clone(), why.clone())) {
                             self.tell(&name, Kind::Waits(why)).await;
@@ -224,8 +232,7 @@ impl Drain {
                     }
                     tokio::select! {
                         () = changes => {}
-                        () = self.one_has_arrived(&names) => {}
-                        () = self.one_is_committed() => {}
+                        () = tokio::time::sleep(LOOK) => {}
                     }
                 }
                 Next::Nothing => break,
@@ -248,12 +255,18 @@ impl Drain {
         let node = Arc::clone(&self.node);
         let leaving: HashMap<_, _> = node.migrating().into_iter().collect();
         let reserved: HashSet<_> = node.reserved().into_iter().collect();
-        let (mut waits, mut sends) = (BTreeMap::new(), false);
+        let (mut waits, mut sends, mut later) = (BTreeMap::new(), false, false);
         for (name, migrating) in &leaving {
-            sends |= migrating.sends();
-            let why = match migrating.progress.borrow().is_committed() {
-                true => format!("node {} has it, and may still need pages of this node", migrating.to),
-                false => format!("it is on its way to node {}", migrating.to),
+            let why = if migrating.progress.borrow().is_committed() {
+                format!("node {} has it, and may still need pages of this node", migrating.to)
+            } else if migrating.sends() {
+                sends = true;
+                format!("it is on its way to node {}", migrating.to)
+            } else if self.seen.values().any(|seen| seen.name == *name && seen.fate != Fate::Open) {
+                // It stays in any case.
+                continue;
+            } else {
+                "it is being put back on this node".into()
             };
             waits.insert(name.clone(), why);
         }
@@ -263,12 +276,16 @@ impl Drain {
             let service = owned.service;
             known.insert(service.name.clone());
             if owned.exit_code.is_some() {
+                if reserved.contains(&service.name) {
+                    waits.insert(service.name, "something else is being done with it".into());
+                }
                 continue;
             }
             if !self.seen.contains_key(&service.id) {
                 let usage = node.local().engine.usage(&node.local().config(&service)).await;
                 let memory = usage.ok().and_then(|usage| usage.memory).unwrap_or(0);
-                let seen = Seen { name: service.name.clone(), memory, tries: 0, fate: Fate::Open };
+                let seen =
+                    Seen { name: service.name.clone(), memory, tries: 0, tried: None, fate: Fate::Open };
                 self.seen.insert(service.id.clone(), seen);
             }
             let Some(seen) = self.seen.get(&service.id) else { continue };
@@ -282,6 +299,8 @@ impl Drain {
                     service.name.clone(),
                     "pages of its last move are still on their way here".into(),
                 );
+            } else if seen.tried.is_some_and(|at| at.elapsed() < PAUSE) {
+                later = true;
             } else if best
                 .as_ref()
                 .is_none_or(|(tries, memory, _)| (Reverse(seen.tries), seen.memory) > (*tries, *memory))
@@ -295,7 +314,7 @@ impl Drain {
         }
         Ok(match best {
             Some((.., service)) if !sends => Next::Move(Box::new(service)),
-            _ if waits.is_empty() => Next::Nothing,
+            _ if waits.is_empty() && !later => Next::Nothing,
             _ => Next::Wait(waits),
         })
     }
@@ -304,42 +323,12 @@ impl Drain {
         self.node.local().arrivals.settled(name).now_or_never().is_none()
     }
 
-    /// Returns when one of these that is still on its way here has come.
-    async fn one_has_arrived(&self, names: &[ServiceName]) {
-        let arriving = names.iter().filter(|name| self.is_arriving(name));
-        let settled: Vec<_> =
-            arriving.map(|name| Box::pin(self.node.local().arrivals.settled(name))).collect();
-        match settled.is_empty() {
-            true => std::future::pending().await,
-            false => drop(select_all(settled).await),
-        }
-    }
-
-    /// Returns when a move from here has committed that has not yet.
-    async fn one_is_committed(&self) {
-        let moving = self.node.migrations().into_iter().filter(Migrating::sends);
-        let committed: Vec<_> = moving
-            .map(|migrating| {
-                Box::pin(async move {
-                    let mut progress = migrating.progress;
-                    if progress.wait_for(Progress::is_committed).await.is_err() {
-                        // It has ended, which is a change.
-                        std::future::pending::<()>().await;
-                    }
-                })
-            })
-            .collect();
-        match committed.is_empty() {
-            true => std::future::pending().await,
-            false => drop(select_all(committed).await),
-        }
-    }
-
     /// It is the turn of a service.
     async fn turn_of(&mut self, service: &Service) -> Result<(), Status> {
         let ended = self.moves(service).await;
         let Some(seen) = self.seen.get_mut(&service.id) else { return Ok(()) };
         seen.tries += 1;
+        seen.tried = Some(Instant::now());
         let tries = seen.tries;
         let told = match ended {
             Ended::With(fate) => {
@@ -471,14 +460,16 @@ impl Drain {
             drained.stay.push(doubt.service.name.to_string());
         }
         for owned in node.state.services().map_err(internal)? {
-            let Service { id, name, .. } = owned.service;
+            let Service { id, name, restart, .. } = owned.service;
             let fate = self.seen.remove(&id).map(|seen| seen.fate);
             let why = match owned.exit_code {
                 None if fate == Some(Fate::Stays) || uncordoned => None,
                 None => Some("it was started while the node was drained".to_owned()),
-                Some(_) if node.due(&id).is_some() || node.is_starting(&id) => Some(format!(
-                    "it has ended, and is about to be started again: `godwit stop {name}` ends that"
-                )),
+                Some(code) if node.is_starting(&id) || restart.wants(code, owned.restarts, owned.stopped) => {
+                    Some(format!(
+                        "it has ended, and is about to be started again: `godwit stop {name}` ends that"
+                    ))
+                }
                 Some(_) => {
                     drained.stopped.push(name.to_string());
                     continue;

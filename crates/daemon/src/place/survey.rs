@@ -197,7 +197,7 @@ impl Surveyor<'_> {
             let words = words.map(|each| plain(each.strip_prefix(&of_node).unwrap_or(&each)));
             place.words.extend(words.take(MOST_WORDS));
             place.measured = found.measured;
-            measured += usize::from(place.measured.is_some());
+            measured += usize::from(place.words.is_empty() && place.measured.is_some());
             if place.words.is_empty() && place.measured.is_none() {
                 place.words.extend(found.warnings.iter().take(MOST_WORDS).map(|each| plain(each)));
                 place.words.push("the link to it was not measured".to_owned());
