@@ -8,8 +8,8 @@ use std::{
     process::Command,
 };
 
-use godwit_lab::workload::Workload;
-use godwit_tests::{Bed, disks::Small, podman::Podmans, wait_for};
+use godwit_lab::workload::{Preset, Workload};
+use godwit_tests::{Bed, compile, disks::Small, podman::Podmans, wait_for};
 use serde_json::Value;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 63);
@@ -20,12 +20,13 @@ const CROWD: u64 = 9;
 /// And of a container of Podman's.
 const ALL_OF_PODMAN: u64 = 24;
 
-fn crowd(bed: &Bed) {
+fn crowd(bed: &Bed) -> Preset {
     let mut preset = bed.build(Workload::Busybox);
     let children = "sleep 100000 & ".repeat(usize::try_from(CROWD).unwrap() - 1);
     preset.command = ["sh", "-c", &format!("{children} wait")].map(str::to_owned).into();
     bed.run("a", NAME, ADDRESS, &preset, &[]);
     bed.knows("b", NAME);
+    preset
 }
 
 /// What a check answers with, and its exit code.
@@ -65,6 +66,34 @@ fn a_service_that_has_as_many_processes_as_it_may_or_more_moves_and_keeps_its_li
     bed.done("b", &["update", "--pids-limit", "0", NAME]);
     bed.migrate(NAME, "b", "a");
     assert_eq!(fs::read_to_string(cgroup(&bed, "a").join("pids.max")).unwrap(), "max\n");
+}
+
+#[test]
+fn a_service_keeps_its_process_ids_where_other_processes_of_the_node_have_them() {
+    let bed = Bed::up("same-ids");
+    let preset = crowd(&bed);
+    let ids = |node: &str| {
+        let pids = fs::read_to_string(cgroup(&bed, node).join("cgroup.procs")).unwrap();
+        let inside = |pid: &str| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
+            ids.split_whitespace().map(|id| id.parse::<u64>().unwrap()).collect::<Vec<_>>()
+        };
+        let mut ids: Vec<_> = pids.lines().map(inside).map(|ids| (*ids.last().unwrap(), ids)).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let inside = |ids: &[(u64, Vec<u64>)]| ids.iter().map(|(inside, _)| *inside).collect::<Vec<_>>();
+    let before = wait_for("all of its processes", || Some(ids("a")).filter(|ids| ids.len() as u64 == CROWD));
+    // It has the first ones, and so has this one.
+    bed.run("b", "twin", Ipv4Addr::new(10, 88, 0, 64), &preset, &[]);
+    for (from, to, mode) in [("a", "b", "precopy"), ("b", "a", "cold"), ("a", "b", "postcopy")] {
+        bed.migrate_so(NAME, from, to, &["--mode", mode]);
+        let after = ids(to);
+        assert_eq!(inside(&after), inside(&before), "{after:?}");
+        // Outside they have other ones: those are taken.
+        assert!(after.iter().all(|(inside, ids)| ids[0] != *inside), "{after:?}");
+    }
 }
 
 /// Its engine limits it before the restore, and godwit lifts the limit for that.
@@ -130,6 +159,43 @@ fn all_that_the_destination_has_no_room_for_is_told_at_once_and_a_move_says_the_
     let (_, answer) = checked(&bed, "a", "b");
     let told = sentences(&answer, "objections");
     assert!(matches!(&told[..], [alone] if alone.starts_with(memory)), "a false alarm: {told:?}");
+}
+
+/// The kernel lets a process that is under a filter lift no other's, as CRIU has to, and services inherit the filter. Units with
+/// `SystemCallFilter=` and containers with a profile are such places.
+#[test]
+fn a_node_whose_godwitd_is_under_a_filter_of_system_calls_takes_and_sends_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let filtered = directory.path().join("filtered");
+    compile("filtered.c", &filtered);
+    let through = format!("case $GODWIT_NODE in b) exec {} \"$@\";; esac; exec \"$@\"", filtered.display());
+    let bed = Bed::up_with("filtered", |config| {
+        config.programs.serve_through = ["sh", "-c", &through, "sh"].map(str::to_owned).into();
+    });
+    let mut preset = bed.build(Workload::Busybox);
+    preset.command = ["sleep", "100000"].map(str::to_owned).into();
+    let doctor = bed.godwit("b", &["doctor"]);
+    assert!(doctor.code == 1 && doctor.stdout.contains("system call filter"), "{doctor:?}");
+
+    let is_refused = |from: &str, to: &str, list: &str, words: &str| {
+        let (code, answer) = checked(&bed, from, to);
+        assert!(code == 1 && answer[list].to_string().contains(words), "{answer}");
+        let refused = bed.godwit(from, &["migrate", NAME, "--to", to]);
+        assert!(refused.code == 1 && refused.stderr.contains(words), "{refused:?}");
+    };
+    bed.run("a", NAME, ADDRESS, &preset, &[]);
+    bed.knows("b", NAME);
+    is_refused("a", "b", "objections", "godwitd on node b is under a filter of system calls (seccomp)");
+    bed.done("a", &["rm", "--force", NAME]);
+
+    bed.run("b", NAME, ADDRESS, &preset, &[]);
+    bed.knows("a", NAME);
+    is_refused(
+        "b",
+        "a",
+        "obstacles",
+        "which CRIU cannot lift for the dump, since godwitd is under such a filter",
+    );
 }
 
 #[test]

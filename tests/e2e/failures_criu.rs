@@ -20,12 +20,14 @@ const CRIU: &str = "/usr/local/lib/godwit/bin/criu";
 const POINT: &str = "source.copied";
 
 /// A CRIU that does as the word in the file `mode` says, on one node only and only where it is given
-/// work (`swrk`): `broken` ends with an error, `killed` by SIGKILL, `hanging` never. `started` tells
-/// that it has begun.
+/// work (`swrk`): `broken` ends with an error, `killed` by SIGKILL, `hanging` never, and `older` says that it is one of an
+/// older release. `started` tells that it has begun.
 fn unreliable(config: &mut LabConfig, directory: &Path, node: &str) {
     let address = config.address(node).unwrap();
     let path = directory.join("criu");
     let here = directory.display();
+    let older = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/older.py");
+    let older = older.display();
     let script = format!(
         "#!/bin/sh\n\
          case \"$1 $(ip -4 -o addr show uplink0)\" in\n\
@@ -35,6 +37,7 @@ fn unreliable(config: &mut LabConfig, directory: &Path, node: &str) {
          \tbroken) echo 'a CRIU that is broken on purpose' >&2; exit 1 ;;\n\
          \tkilled) kill -KILL $$ ;;\n\
          \thanging) exec sleep 1000 ;;\n\
+         \tolder) exec python3 {older} {CRIU} \"$@\" ;;\n\
          \tesac ;;\n\
          esac\n\
          exec {CRIU} \"$@\"\n"
@@ -59,7 +62,7 @@ fn up_with_unreliable_criu(test: &str, node: &str) -> (Victim, PathBuf) {
 
 /// The CRIU of a node does as these words say, one after the other: each time the service is kept for
 /// a reason that `right` accepts, and lives on. With a CRIU that works it moves in the end.
-fn kept_by_each(victim: Victim, at: &Path, modes: [&str; 2], right: impl Fn(&str) -> bool) {
+fn kept_by_each(victim: Victim, at: &Path, modes: &[&str], right: impl Fn(&str) -> bool) {
     for mode in modes {
         fs::write(at.join("mode"), mode).unwrap();
         let reason = victim.aborted();
@@ -152,7 +155,7 @@ fn tests_directory(preset: &godwit_lab::workload::Preset) -> String {
 #[test]
 fn a_dump_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
     let (victim, at) = up_with_unreliable_criu("dead-dump", "a");
-    kept_by_each(victim, &at, ["broken", "killed"], |reason| reason.contains("CRIU"));
+    kept_by_each(victim, &at, &["broken", "killed"], |reason| reason.contains("CRIU"));
 }
 
 #[test]
@@ -163,7 +166,7 @@ fn a_dump_that_hangs_can_be_cancelled() {
 #[test]
 fn a_restore_that_fails_at_once_or_is_killed_leaves_the_service_where_it_was() {
     let (victim, at) = up_with_unreliable_criu("no-restore", "b");
-    kept_by_each(victim, &at, ["broken", "killed"], |reason| reason.contains("node b gave up"));
+    kept_by_each(victim, &at, &["broken", "killed"], |reason| reason.contains("node b gave up"));
 }
 
 #[test]
@@ -171,11 +174,25 @@ fn a_destination_without_a_working_criu_refuses() {
     let (victim, at) = up_with_unreliable_criu("no-criu", "b");
     victim.bed.lab().restart_node("b").unwrap();
     let named = format!("CRIU at {}", at.join("criu").display());
-    kept_by_each(victim, &at, ["broken", "hanging"], |reason| {
+    kept_by_each(victim, &at, &["broken", "hanging"], |reason| {
         reason.starts_with("node b refuses: ")
             && reason.contains(&named)
             && reason.contains("`godwit doctor`")
     });
+}
+
+/// Such a one may restore what ends at once by a signal: it does not know what today's kernels and C libraries have.
+#[test]
+fn a_node_with_a_criu_that_is_too_old_refuses_and_sends_nothing() {
+    for (test, node) in [("old-there", "b"), ("old-here", "a")] {
+        let (victim, at) = up_with_unreliable_criu(test, node);
+        victim.bed.lab().restart_node(node).unwrap();
+        let named = format!("CRIU at {} is version 4.0, older than 4.1;", at.join("criu").display());
+        fs::write(at.join("mode"), "older").unwrap();
+        let doctor = victim.bed.godwit(node, &["doctor"]);
+        assert!(doctor.code == 1 && doctor.stdout.contains("version 4.0, older than 4.1"), "{doctor:?}");
+        kept_by_each(victim, &at, &["older"], |reason| reason.contains(&named));
+    }
 }
 
 #[test]

@@ -46,6 +46,17 @@ pub enum CriuError {
         /// What is wrong with it.
         reason: String,
     },
+    /// It is older than godwit needs.
+    #[error(
+        "CRIU at {path} is version {version}, older than {}; install the godwit-criu of this godwit, or run scripts/setup",
+        crate::OLDEST_VERSION
+    )]
+    Old {
+        /// The binary.
+        path: PathBuf,
+        /// What it says that it is.
+        version: crate::Version,
+    },
     /// `criu check` found this kernel wanting.
     #[error("CRIU at {path} cannot work on this kernel: {reason}")]
     Check {

@@ -48,8 +48,9 @@ pub use dump::{
 pub use error::CriuError;
 pub use open_files::not_external;
 pub use places::Places;
+pub use status::is_filtered;
 
-/// Oldest CRIU that godwit was tested with: 4.1 dumps and restores on kernels with today's vDSO.
+/// Oldest CRIU that godwit uses: 4.1 dumps and restores on kernels with today's vDSO.
 pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);
 
 /// What the version of a CRIU with godwit's patches ends with, before the number of their series.
@@ -239,12 +240,15 @@ impl Criu {
             reason: "its answer to a version request has no version".into(),
         })?;
         let number = |value: i32| u32::try_from(value).unwrap_or(0);
-        Ok(Version {
-            major: number(version.major_number),
-            minor: number(version.minor_number),
-            sublevel: version.sublevel.map_or(0, number),
-            series: series_of(&self.output("--version").await?),
-        })
+        let release = Version::release(
+            number(version.major_number),
+            number(version.minor_number),
+            version.sublevel.map_or(0, number),
+        );
+        if release < OLDEST_VERSION {
+            return Err(CriuError::Old { path: self.path.clone(), version: release });
+        }
+        Ok(Version { series: series_of(&self.output("--version").await?), ..release })
     }
 
     /// Whether a lazy dump leaves memory untouched ([`MemoryWay::Untouched`]), which takes our patch;

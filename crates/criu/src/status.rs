@@ -1,8 +1,22 @@
 //! The text of `/proc/PID/status`.
 
+use std::path::Path;
+
 /// A field of the text, without the white space around it.
 pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+}
+
+/// Whether seccomp(2) restricts the system calls of the thread whose `status` in `/proc` has this text.
+pub(crate) fn has_filter(text: &str) -> bool {
+    field(text, "Seccomp").is_some_and(|mode| mode != "0")
+}
+
+/// Whether a filter of system calls (seccomp) restricts this process itself, by the files below `proc`, which is `/proc`. CRIU
+/// inherits it, and the kernel lets such a process lift no other's filter, as CRIU does for a dump and a restore.
+#[must_use]
+pub fn is_filtered(proc: &Path) -> bool {
+    std::fs::read_to_string(proc.join("self/status")).is_ok_and(|text| has_filter(&text))
 }
 
 /// The last number of a field that has one for each PID namespace: that of the innermost.
@@ -18,6 +32,9 @@ mod tests {
     fn a_field_is_found_by_its_whole_name() {
         let text = "Name:\tx\nNSpid:\t4711\t12\t3\nNSsid:\t\n";
         assert_eq!((field(text, "Name"), field(text, "NSp")), (Some("x"), None));
+        assert!(
+            has_filter("Name:\tx\nSeccomp:\t2\n") && !has_filter("Seccomp:\t0") && !has_filter("Name:\tx")
+        );
         assert_eq!((innermost(text, "NSpid"), innermost(text, "NSsid")), (Some(3), None));
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use godwit_api::v1::{Check, NodeInfo};
-use godwit_criu::{Criu, own_series};
+use godwit_criu::{Criu, CriuError, own_series};
 use godwit_engine::foreign::Fitness;
 use godwit_memory::tracker::{Backend, Detected};
 use godwit_migration::error_chain;
@@ -67,6 +67,7 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let mut checks = criu(node.criu()).await;
+    checks.push(filter(godwit_criu::is_filtered(Path::new("/proc"))));
     checks.push(tracker(&local.tracker));
     if local.tracker.backend == Backend::Uffd {
         checks.push(shared_memory(godwit_memory::tracker::shared_writes()));
@@ -193,12 +194,10 @@ async fn criu(criu: &Criu) -> Vec<Check> {
             format!("version {version}, which cannot dump TCP sockets on Linux 6.16 and newer"),
             advice,
         ),
-        Ok(version) if version >= godwit_criu::OLDEST_VERSION => {
-            ok("criu", format!("version {version}, {}", criu.path().display()))
-        }
-        Ok(version) => {
+        Ok(version) => ok("criu", format!("version {version}, {}", criu.path().display())),
+        Err(CriuError::Old { version, .. }) => {
             let found = format!("version {version}, older than {}", godwit_criu::OLDEST_VERSION);
-            missing("criu", found, advice)
+            return vec![missing("criu", found, advice)];
         }
         Err(error) => return vec![missing("criu", error_chain(&error), advice)],
     };
@@ -233,6 +232,19 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Err(error) => missing("criu patches", error_chain(&error), advice),
     };
     vec![version, check, patches, lazy]
+}
+
+/// Whether a filter of system calls restricts godwitd. `criu check` does not find out.
+fn filter(is_filtered: bool) -> Check {
+    let name = "system call filter";
+    match is_filtered {
+        false => ok(name, "none restricts godwitd"),
+        true => missing(
+            name,
+            "one restricts godwitd (seccomp): services inherit it, the kernel lets CRIU lift no other's filter then, and no service comes or goes",
+            "start godwitd without: no SystemCallFilter= in its systemd unit, no profile for a container that it is in",
+        ),
+    }
 }
 
 /// What finds the pages that a service writes while it is copied.

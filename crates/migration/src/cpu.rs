@@ -11,7 +11,9 @@
 const FAMILIES: &[&str] = &["sse", "ssse", "avx", "amx_", "sha_", "sha5", "sm3", "sm4"];
 
 /// - Instructions one by one: bits, cryptography, random numbers, atomics, moves, cache and state.
-/// - How the state that a program saves is laid out (`xsave…`), which the restore needs as well.
+/// - How the state that a program saves is laid out (`xsave…`), which the restore needs as well. The kernel lists of vectors,
+///   keys and tiles only those whose state it saves (XCR0); and CRIU has each part of the state by itself in its images, so
+///   that a processor which has them at other places (CPUID leaf 13) restores them, too.
 /// - Protection that programs use themselves: keys, shadow stacks, their segments.
 const WORDS: &[&str] = &[
     "3dnow",
@@ -157,14 +159,14 @@ pub(crate) fn needed(flags: Vec<String>, env: &[String]) -> Vec<String> {
 
 /// What to do about features that a destination lacks.
 pub(crate) fn remedy(lacking: &[String]) -> String {
-    let machines = "give both nodes the same CPU model, where they are virtual machines";
+    let machines = "give both nodes the same CPU model, or mask these features in that of the source, where they are virtual machines";
     let hiding: Option<Vec<Vec<String>>> = lacking.iter().map(|flag| words(flag)).collect();
     match hiding {
         Some(hiding) => format!(
-            "if only its C library (glibc) uses them, start it with GLIBC_TUNABLES=glibc.cpu.hwcaps={} in its environment; or {machines}",
+            "if only its C library (glibc) uses them, start it with GLIBC_TUNABLES=glibc.cpu.hwcaps={} in its environment; or {machines} (docs/limits.md)",
             hiding.concat().join(",")
         ),
-        None => machines.to_owned(),
+        None => format!("{machines} (docs/limits.md)"),
     }
 }
 
@@ -200,7 +202,7 @@ mod tests {
         assert!(tunable.contains(&format!("{value} in its environment")), "{tunable}");
         assert!(needed(vec!["avx512f".into(), "abm".into()], &[value.into()]).is_empty());
         // Others look at the CPU themselves.
-        assert!(of(&["avx2", "sha_ni"]).starts_with("give both nodes the same CPU model"));
+        assert!(of(&["avx2", "sha_ni"]).starts_with("give both nodes the same CPU model, or mask"));
     }
 
     #[test]
