@@ -90,6 +90,27 @@ fn a_file_that_got_its_name_where_files_do_not_go_along_is_refused_with_its_plac
 }
 
 #[test]
+fn a_ring_is_refused_by_a_node_that_counts_with_more_processors() {
+    let directory = tempfile::tempdir().unwrap();
+    let possible = directory.path().join("possible");
+    fs::write(&possible, "0-1023\n").unwrap();
+    let file = "/sys/devices/system/cpu/possible";
+    let mounted = format!("mount --bind {} {file} && exec \"$@\"", possible.display());
+    let through = format!(
+        "case $GODWIT_NODE in b) exec unshare --mount sh -c '{mounted}' sh \"$@\";; esac; exec \"$@\""
+    );
+    let change = |config: &mut LabConfig| {
+        config.programs.serve_through = ["sh", "-c", &through, "sh"].map(str::to_owned).into()
+    };
+    let mut holder = Holder::up("long-ring", change, |_| Vec::new());
+    holder.told("ring");
+    let refused = holder.bed.godwit("a", &["migrate", NAME, "--to", "b"]);
+    let words = "the kernel of node b makes longer ones, as it counts with 1024 processors";
+    assert!(refused.code == 1 && refused.stderr.contains(words), "{refused:?}");
+    holder.told("use");
+}
+
+#[test]
 fn a_ring_for_asynchronous_reads_and_writes_moves() {
     let mut holder = Holder::up("aio", |_| {}, |_| Vec::new());
     holder.told("ring");
