@@ -176,6 +176,42 @@ fn a_service_that_runs_on_has_a_copy_beside_it() {
 }
 
 #[test]
+fn a_service_is_written_again_and_again_and_the_latest_files_stay() {
+    let cache = Cache::up("cp-series", |_| ());
+    let bed = &cache.bed;
+    drop(cache.run(&[]));
+    // Before, the first file would be refused.
+    cache.checkpoint(&["-R"]);
+    let directory = bed.scratch().join("series");
+    fs::create_dir(&directory).unwrap();
+    let words = ["checkpoint", NAME, "--every", "1s", "--keep", "2", "-o", directory.to_str().unwrap()];
+    let mut writing = bed.command("a", &words).spawn().unwrap();
+    let files = || {
+        let entries =
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        // One that is being written has another name.
+        let mut files: Vec<_> = entries.filter(|name| name.starts_with("cache-")).collect();
+        files.sort();
+        files
+    };
+    wait_for("the first file", || files().pop());
+    bed.done("a", &["exec", NAME, "redis-cli", "SET", "later", "yes"]);
+    // Another may have been begun before. The second one from here on was not.
+    let first = files().pop().unwrap();
+    let later = |files: &Vec<String>| files.iter().all(|file| *file > first) && files.len() == 2;
+    wait_for("two later ones", || Some(files()).filter(later));
+    let id = rustix::process::Pid::from_child(&writing);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    assert_eq!(writing.wait().unwrap().code(), Some(0));
+    let stay = files();
+    assert!(stay.len() == 2 && fs::read_dir(&directory).unwrap().count() == 2, "{stay:?}");
+    cache.has_all(ADDRESS);
+    let latest = directory.join(&stay[1]);
+    bed.done("a", &["restore", latest.to_str().unwrap(), "--name", "copy"]);
+    assert_eq!(bed.done("a", &["exec", "copy", "redis-cli", "GET", "later"]), "yes\n");
+}
+
+#[test]
 fn connections_continue_where_the_service_has_its_address_again() {
     let cache = Cache::up("cp-conn", |_| ());
     let (bed, file) = (&cache.bed, cache.file());

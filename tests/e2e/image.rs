@@ -85,6 +85,23 @@ fn get(bed: &Bed, address: Ipv4Addr, path: &str) -> Vec<u8> {
 }
 
 #[test]
+fn what_the_image_says_to_run_and_its_environment_are_replaced_by_flags() {
+    let bed = Bed::up("entrypoint");
+    let (layout, _archive) = images(&bed);
+    let file = bed.scratch().join("env");
+    fs::write(&file, "# a comment\nFROM=the file\nMORE=two words\nNODE_LACKS_THIS\n").unwrap();
+    let words = ["run", "--name", "first", "--image", layout.to_str().unwrap(), "--env-file"];
+    let program =
+        ["--entrypoint", r#"["sh", "-c", "echo $0 $1, from $FROM, $MORE; sleep 100000"]"#, "zero", "one"];
+    bed.done("a", &[&words[..], &[file.to_str().unwrap()], &program].concat());
+    let said = || Some(bed.done("a", &["logs", "first"])).filter(|text| !text.is_empty());
+    assert_eq!(wait_for("its words", said), "zero one, from the file, two words\n");
+    let shown: serde_json::Value = bed.json("a", &["inspect", "first"]);
+    let env = shown["env"].to_string();
+    assert!(!env.contains("NODE_LACKS_THIS") && !env.contains("the image"), "{env}");
+}
+
+#[test]
 fn each_layer_travels_once_to_a_node() {
     let bed = Bed::up("image");
     let (layout, archive) = images(&bed);

@@ -88,6 +88,26 @@ fn a_move_that_was_prepared_sends_only_what_differs() {
     assert_eq!(data.call(&["STRLEN", "later"]).unwrap(), Reply::Integer(8 << 20));
 }
 
+#[test]
+fn what_is_written_meanwhile_is_sent_ahead_again() {
+    let bed = Bed::up("prepevery");
+    let preset = bed.build(Workload::Redis);
+    bed.run("a", "redis", ADDRESS, &preset, &[]);
+    let mut data = RedisClient::connect(bed.lab(), CLIENT, preset.at(ADDRESS), PATIENCE).unwrap();
+    let words = ["--json", "prepare", "redis", "--to", "b", "--every", "10s"];
+    let mut preparing = bed.command("a", &words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut events = BufReader::new(preparing.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut prepared = || events.find(|line| line.contains(r#""outcome":"prepared""#)).expect("it goes on");
+    prepared();
+    data.fill(FILL).unwrap();
+    let second: Report = serde_json::from_str(&prepared()).unwrap();
+    assert!(second.page_bytes >= FILL, "{second:?}");
+    interrupt_child(&mut preparing, 0);
+    let report = bed.migrate_so("redis", "a", "b", &["--mode", "precopy", "--compress", "off"]);
+    assert!(report.page_bytes >= FILL && report.memory_wire_bytes * 10 < FILL, "{report:?}");
+    data.check_fill(FILL).unwrap();
+}
+
 /// A preparation that takes a minute, when it copies.
 fn slow(bed: &Bed) -> (Child, Lines<BufReader<ChildStdout>>) {
     slow_between(bed, "a", "b", "copy")
@@ -105,9 +125,13 @@ fn slow_between(bed: &Bed, from: &str, to: &str, phase: &str) -> (Child, Lines<B
 
 /// The user has enough of it.
 fn interrupt((mut child, _events): (Child, Lines<BufReader<ChildStdout>>)) {
-    let id = rustix::process::Pid::from_child(&child);
+    interrupt_child(&mut child, 130);
+}
+
+fn interrupt_child(child: &mut Child, code: i32) {
+    let id = rustix::process::Pid::from_child(child);
     rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(child.wait().unwrap().code(), Some(code));
 }
 
 /// How a preparation ended that was ended by something else.
