@@ -292,7 +292,8 @@ fn what_cannot_move_is_refused_by_name_and_stays_dockers() {
     let sleep = [IMAGE, "/bin/sleep", "1000"];
     let first = ["run", "--detach", "--name", "first", "--network", "none", "--volume", "both:/data"];
     cache.docker("a", &[&first[..], &sleep].concat());
-    let cases: [(&str, &[&str], &str); 8] = [
+    let cases: [(&str, &[&str], &str); 9] = [
+        ("uts", &["--uts", "host"], "UTS namespace"),
         ("shared", &["--volume", "both:/data"], "another container uses its volume both"),
         ("tty", &["--tty"], "terminal"),
         ("input", &["--interactive"], "standard input"),

@@ -17,7 +17,10 @@ const VERBS: &[(&str, &str)] = &[
         "godwit builds no images: build one with `podman build` or `docker build`, save it as an OCI archive, and give that to `godwit run --image`",
     ),
     ("commit", "godwit makes no images: `godwit cp NAME:/ -` writes a service's files as a tar archive"),
-    ("compose", "godwit reads no compose files: write a `godwit run` for each service"),
+    (
+        "compose",
+        "godwit reads no compose files: have `docker compose` start the containers and `godwit adopt docker:NAME` each (docs/docker.md), or write a `godwit run` for each service",
+    ),
     (
         "container",
         "write the verb alone: `godwit ps`, `godwit rm`, `godwit checkpoint NAME -o FILE`, `godwit restore FILE`",

@@ -134,11 +134,10 @@ fn check(service: &Service, has_ended: bool) -> Result<(), Status> {
         return refused("does not run: there is no memory to write".into());
     }
     if let Some(kept) = &service.kept {
-        let command = match kept.keeper {
-            Keeper::Podman => "podman container checkpoint",
-            Keeper::Docker => "docker checkpoint create",
-        };
-        return refused(format!("is a container of {}: `{command}` does this", kept.keeper.title()));
+        return refused(match kept.keeper {
+            Keeper::Podman => "is a container of Podman's: `podman container checkpoint --export FILE` does this".into(),
+            Keeper::Docker => "is a container of Docker's, which has no such archives: what `docker checkpoint create` makes is experimental, and stays on this node; run the service by `godwit run` without --engine".into(),
+        });
     }
     if service.network.namespace().is_some() {
         return refused("is in a network namespace of yours, which an archive cannot have".into());
