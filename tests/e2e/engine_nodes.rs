@@ -6,6 +6,7 @@ use std::process::{Child, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use godwit_lab::LabConfig;
 use godwit_lab::workload::{Preset, RedisClient, Workload};
 use godwit_tests::docker::Dockers;
 use godwit_tests::hold::{MADE, Points, STARTED};
@@ -49,23 +50,15 @@ impl Nodes {
         serve: &[&str],
         prepare: impl FnOnce(&Engine),
     ) -> Self {
-        let mut engine = match engine {
-            "podman" => Engine::Podman(Podmans::new()),
-            _ => Engine::Docker(Dockers::new()),
-        };
+        let mut engine = Engine::new(engine);
         let mut points = None;
         let bed = Bed::up_with(&format!("{}-{test}", engine.name()), |config| {
-            match &engine {
-                Engine::Podman(podmans) => podmans.equip(config),
-                Engine::Docker(dockers) => dockers.equip(config),
-            }
+            engine.equip(config);
             points = Some(Points::among(config, &[MADE, STARTED, COPIED]));
             config.programs.serve_arguments.extend(serve.iter().map(|word| (*word).to_owned()));
         });
         prepare(&engine);
-        if let Engine::Docker(dockers) = &mut engine {
-            dockers.start(&bed);
-        }
+        engine.start(&bed);
         let preset = bed.build(workload);
         match &engine {
             Engine::Podman(podmans) => podmans.image(&bed, &["a"], &preset, IMAGE),
@@ -152,14 +145,41 @@ impl Nodes {
     }
 
     pub(crate) fn down(self) {
-        match &self.engine {
-            Engine::Podman(podmans) => podmans.clear(&self.bed),
-            Engine::Docker(dockers) => dockers.clear(),
-        }
+        self.engine.clear(&self.bed);
     }
 }
 
 impl Engine {
+    /// That of a lab which is to be made.
+    pub(crate) fn new(name: &str) -> Self {
+        match name {
+            "podman" => Self::Podman(Podmans::new()),
+            _ => Self::Docker(Dockers::new()),
+        }
+    }
+
+    /// Has the daemons of the lab use it.
+    pub(crate) fn equip(&self, config: &mut LabConfig) {
+        match self {
+            Self::Podman(podmans) => podmans.equip(config),
+            Self::Docker(dockers) => dockers.equip(config),
+        }
+    }
+
+    pub(crate) fn start(&mut self, bed: &Bed) {
+        if let Self::Docker(dockers) = self {
+            dockers.start(bed);
+        }
+    }
+
+    /// Removes all of its containers.
+    pub(crate) fn clear(&self, bed: &Bed) {
+        match self {
+            Self::Podman(podmans) => podmans.clear(bed),
+            Self::Docker(dockers) => dockers.clear(),
+        }
+    }
+
     /// Where the engine of a node keeps what it has.
     pub(crate) fn storage(&self, node: &str) -> PathBuf {
         match self {

@@ -11,8 +11,10 @@ use std::{
     sync::mpsc::{self, Receiver},
 };
 
-use godwit_lab::workload::Workload;
+use godwit_lab::{LabConfig, workload::Workload};
 use godwit_tests::{Bed, CLIENT, PATIENCE, Report, Said, programs, tier, victim::programs_of, wait_for};
+
+use crate::engine_nodes::Engine;
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 85);
 /// `user:secret`, for htpasswd by the cheapest bcrypt, since each request pays for it; and as clients send it.
@@ -553,22 +555,72 @@ fn a_pull_that_is_interrupted_leaves_nothing() {
 const NOISE: usize = 6 << 20;
 
 #[test]
+fn the_podman_of_a_destination_fetches_an_image_from_a_registry_that_it_may_ask() {
+    is_fetched_by("podman");
+}
+
+#[test]
+fn the_docker_of_a_destination_fetches_an_image_from_a_registry_that_it_may_ask() {
+    is_fetched_by("docker");
+}
+
+fn is_fetched_by(name: &str) {
+    let home = tempfile::tempdir().unwrap();
+    let mut engine = Engine::new(name);
+    let mut allowed = String::new();
+    let bed = Bed::up_with(&format!("{name}-asks"), |config| {
+        engine.equip(config);
+        allowed = format!("{}:5000", config.address(CLIENT).unwrap());
+        may_ask(config, home.path(), &allowed, &[&allowed]);
+    });
+    engine.start(&bed);
+    let versions = ["1", "2"];
+    let layout = layout_of(&bed, &versions, NOISE);
+    let mut registry = Registry::start_on_client(&bed, &allowed);
+    for (version, last) in versions.into_iter().zip([107, 108]) {
+        registry.push(&format!("{}:{version}", layout.display()), &format!("web:{version}"));
+        let (service, address) = (format!("web{version}"), Ipv4Addr::new(10, 88, 0, last));
+        let image = registry.reference(&format!("web:{version}"));
+        bed.done("a", &["run", "--engine", name, "--name", &service, "--ip", &address.to_string(), &image]);
+        if version == "2" {
+            registry.stop();
+        }
+        let report = bed.migrate(&service, "a", "b");
+        let (there, here) = (report.layers_from_registry_bytes, report.layers_from_source_bytes);
+        match version {
+            "1" => {
+                assert!(there > NOISE as u64 && here == 0 && report.file_bytes < NOISE as u64, "{report:?}")
+            }
+            _ => assert!(there == 0 && here > NOISE as u64, "{report:?}"),
+        }
+        assert_eq!(self::version(&bed, address), version);
+        bed.migrate(&service, "b", "a");
+    }
+    engine.clear(&bed);
+}
+
+/// Nodes may ask a registry for layers, and reach these: what root of a machine has for them, here for the nodes alone.
+fn may_ask(config: &mut LabConfig, home: &Path, allowed: &str, all: &[&str]) {
+    let (containers, authfile) = (home.join(".config/containers"), home.join(".docker/config.json"));
+    fs::create_dir_all(&containers).unwrap();
+    fs::create_dir_all(home.join(".docker")).unwrap();
+    config.programs.serve_arguments.extend(["--pull-layers", allowed].map(str::to_owned));
+    let plain = |address: &&str| format!("[[registry]]\nlocation = \"{address}\"\ninsecure = true\n");
+    fs::write(containers.join("registries.conf"), all.iter().map(plain).collect::<String>()).unwrap();
+    fs::write(&authfile, serde_json::json!({"auths": {allowed: {"auth": SENT}}}).to_string()).unwrap();
+    for (name, path) in [("HOME", home), ("REGISTRY_AUTH_FILE", &authfile)] {
+        config.programs.serve_environment.push((name.into(), path.to_str().unwrap().into()));
+    }
+}
+
+#[test]
 fn a_destination_fetches_layers_from_a_registry_that_it_may_ask_and_has_the_others_from_the_source() {
     let home = tempfile::tempdir().unwrap();
-    let (containers, authfile) = (home.path().join(".config/containers"), home.path().join("auth.json"));
-    fs::create_dir_all(&containers).unwrap();
     let (mut allowed, mut other) = (String::new(), String::new());
     let bed = Bed::up_with("fetches", |config| {
         let client = config.address(CLIENT).unwrap();
         (allowed, other) = (format!("{client}:5000"), format!("{client}:5001"));
-        config.programs.serve_arguments.extend(["--pull-layers".to_owned(), allowed.clone()]);
-        // What root of a machine has for its registries, here for the nodes alone.
-        let plain = |address: &str| format!("[[registry]]\nlocation = \"{address}\"\ninsecure = true\n");
-        fs::write(containers.join("registries.conf"), plain(&allowed) + &plain(&other)).unwrap();
-        fs::write(&authfile, serde_json::json!({"auths": {&allowed: {"auth": SENT}}}).to_string()).unwrap();
-        for (name, path) in [("HOME", home.path()), ("REGISTRY_AUTH_FILE", &authfile)] {
-            config.programs.serve_environment.push((name.into(), path.to_str().unwrap().into()));
-        }
+        may_ask(config, home.path(), &allowed, &[&allowed, &other]);
     });
     let versions = ["1", "2", "3", "4", "5", "6"];
     let layout = layout_of(&bed, &versions, NOISE);

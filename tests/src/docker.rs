@@ -74,6 +74,7 @@ impl Dockers {
             let limit = |name: &str| json!({ "Name": name, "Soft": 20000, "Hard": 20000 });
             let settings = json!({
                 "runtimes": { "godwit": { "path": programs().join("godwit-runtime"), "runtimeArgs": ["--state", state] } },
+                "insecure-registries": ["10.99.0.0/16"],
                 "default-ulimits": { "nofile": limit("nofile"), "nproc": limit("nproc") },
             });
             let file = own.join("daemon.json");

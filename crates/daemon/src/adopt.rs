@@ -179,6 +179,7 @@ pub(crate) fn describe(
 pub(crate) fn as_found(service: Service, found: Found) -> Service {
     Service {
         image: found.image,
+        image_digest: found.image_digest,
         layers: vec![found.image_id],
         command: found.command,
         env: found.env,

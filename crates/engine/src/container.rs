@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::confinement::{Confinement, ConfinementError, User};
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files;
+use crate::image::Pinned;
 use crate::rootfs::RootfsError;
 use crate::sessions::Session;
 
@@ -640,6 +641,13 @@ pub trait Engine: Send + Sync {
     /// The layers that this node's engine has, where it lacks the image of a container that is on its way here; nothing where
     /// it has that.
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
+        Err(no_image(config))
+    }
+    /// Has the engine of a container that is on its way here fetch its image from the registry, by this reference.
+    ///
+    /// # Errors
+    /// The engine cannot, or what it has got is not the image of the container.
+    async fn fetch_image(&self, config: &ContainerConfig, _reference: &Pinned) -> Result<(), EngineError> {
         Err(no_image(config))
     }
     /// Sends the image of a container which its engine keeps, in pieces, without these layers.

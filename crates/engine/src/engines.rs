@@ -17,6 +17,7 @@ use crate::docker::{self, Docker};
 use crate::exec::{ExecIo, ExecRequest};
 use crate::foreign::Adopts;
 use crate::foreign::making::Makes;
+use crate::image::Pinned;
 use crate::podman::{self, Podman};
 use crate::runc::Runc;
 use crate::sessions::Session;
@@ -143,6 +144,10 @@ impl Engine for Engines {
 
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
         self.of(config).lacks_image(config).await
+    }
+
+    async fn fetch_image(&self, config: &ContainerConfig, reference: &Pinned) -> Result<(), EngineError> {
+        self.of(config).fetch_image(config, reference).await
     }
 
     async fn send_image(

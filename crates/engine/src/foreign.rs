@@ -47,10 +47,12 @@ use crate::container::{
 };
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files::place_of;
+use crate::image::Pinned;
 use crate::processes::mounts::MountNamespace;
 use crate::processes::{process, stop};
 use crate::runc::{NETWORK_KEY, restore};
 use crate::view;
+use making::WantedImage;
 use record::{Life, Record};
 use removal::remove;
 
@@ -225,6 +227,19 @@ impl<K: Keeps + Clone + 'static> Engine for K {
 
     async fn lacks_image(&self, config: &ContainerConfig) -> Result<Option<Vec<String>>, EngineError> {
         self.lacking(config).await
+    }
+
+    async fn fetch_image(&self, config: &ContainerConfig, reference: &Pinned) -> Result<(), EngineError> {
+        let wanted = WantedImage::Named(reference.to_string());
+        self.have_image(&config.name, &wanted).await?;
+        match self.lacking(config).await? {
+            None => Ok(()),
+            Some(_) => Err(self.care().failed(
+                &config.name,
+                "fetch the image of",
+                format!("what {reference} is, is another image than that of the container"),
+            )),
+        }
     }
 
     async fn send_image(

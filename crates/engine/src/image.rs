@@ -39,6 +39,7 @@ pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
 pub use named::NamedImage;
 pub(crate) use packed::{PackError, Packed};
+pub(crate) use registry::digest_at_registry;
 pub use registry::{FetchError, Fetched, NotARegistry, Pinned, Registries};
 pub use store::{BlobWriter, Store};
 

@@ -17,6 +17,7 @@ use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
 use crate::foreign::record::Volume;
 use crate::foreign::{Beside, Found, Keeps as _, Look, Port, bound, is_short_id, landing, on_networks};
+use crate::image::digest_at_registry;
 use crate::processes::mounts::MountNamespace;
 
 /// A container as `docker inspect` tells it.
@@ -439,7 +440,10 @@ impl Docker {
         let resources = &spec["linux"]["resources"];
         let (quota, period) = (resources["cpu"]["quota"].as_u64(), resources["cpu"]["period"].as_u64());
         let millis = quota.unwrap_or(0).saturating_mul(1000) / period.unwrap_or(100_000).max(1);
+        let (name_of_image, id) = &definition.image;
+        let known = self.image(name, id).await?.and_then(|image| image.repo_digests).unwrap_or_default();
         Ok(Found {
+            image_digest: digest_at_registry(name_of_image, &known),
             name: definition.name.clone(),
             image: definition.image.0.clone(),
             image_id: definition.image.1.clone(),

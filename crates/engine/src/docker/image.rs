@@ -36,6 +36,8 @@ pub(super) struct Inspected {
     size: u64,
     #[serde(default)]
     repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    pub(super) repo_digests: Option<Vec<String>>,
     #[serde(default, rename = "RootFS")]
     rootfs: RootFs,
 }

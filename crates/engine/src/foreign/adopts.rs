@@ -32,6 +32,8 @@ pub struct Found {
     pub image: String,
     /// ID of its image, `sha256:…`.
     pub image_id: String,
+    /// The digest by which the registry of that name has it; none where the engine knows of no registry.
+    pub image_digest: Option<String>,
     /// Its main process.
     pub pid: u32,
     /// Command with arguments.

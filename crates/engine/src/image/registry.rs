@@ -62,6 +62,8 @@ pub enum FetchError {
     Scratch(io::Error),
     #[error("{MOST_RUNNING} other images are being fetched")]
     Busy,
+    #[error("the engine cannot fetch it")]
+    Engine(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("layer {digest} is not what it has to be: {cause}")]
     Layer { digest: Digest, cause: ImageError },
 }
@@ -99,6 +101,16 @@ impl std::fmt::Display for Pinned {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(&self.0)
     }
+}
+
+/// The digest by which the registry of an image's name has it, among what an engine knows it by (`NAME@DIGEST`): another one may
+/// have it under another digest.
+pub(crate) fn digest_at_registry(name: &str, known: &[String]) -> Option<String> {
+    let name = name.parse::<Reference>().ok()?;
+    let is_of =
+        |other: &Reference| other.registry() == name.registry() && other.repository() == name.repository();
+    let of_name = known.iter().filter_map(|other| other.parse::<Reference>().ok()).find(is_of)?;
+    of_name.digest().map(str::to_owned)
 }
 
 /// What a registry gave.
@@ -162,6 +174,21 @@ impl Registries {
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         })
+    }
+
+    /// Lets an engine of others fetch an image in its own way, as few at once and for as long as skopeo may.
+    ///
+    /// # Errors
+    /// It cannot, it takes too long, or too many do so already.
+    pub async fn by_engine(
+        &self,
+        fetching: impl Future<Output = Result<(), impl std::error::Error + Send + Sync + 'static>>,
+    ) -> Result<(), FetchError> {
+        let Ok(_one_of_few) = self.running.try_acquire() else { return Err(FetchError::Busy) };
+        let fetched = tokio::time::timeout(self.longest, fetching).await;
+        fetched
+            .map_err(|_| FetchError::Slow(self.longest))?
+            .map_err(|error| FetchError::Engine(Box::new(error)))
     }
 
     /// Fetches layers of an image into the store: those that are `lacking`, with the bytes of their blobs. Those that are

@@ -63,6 +63,7 @@ impl Podman {
             return Err(self.care.unfit(name, objections));
         }
         let ports = definition.ports();
+        let image_digest = self.digest_of_image(name, definition.image()).await?;
         let definition = definition.of_no_node();
         let process = &definition.spec()["process"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -76,6 +77,7 @@ impl Podman {
             name: definition.name().to_owned(),
             image: definition.image().0.to_owned(),
             image_id: format!("sha256:{}", definition.image().1),
+            image_digest,
             pid: inspected.state.pid,
             command: texts(&process["args"]),
             env: texts(&process["env"]),

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 
 use bytes::Bytes;
+use godwit_names::ServiceName;
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
@@ -25,6 +26,7 @@ use crate::foreign::archive::{
     BLOBS, KnownBy, PREPARED, Pieces, SILENT, Timely, oci_layout, without, without_names,
 };
 use crate::foreign::making::PULL;
+use crate::image::digest_at_registry;
 use crate::processes::process::KilledOnDrop;
 
 /// Where there is room for the copy of an image, as Podman has it by itself.
@@ -41,6 +43,8 @@ struct Inspected {
     manifest_type: String,
     #[serde(default)]
     size: u64,
+    #[serde(default)]
+    repo_digests: Option<Vec<String>>,
     #[serde(rename = "RootFS")]
     rootfs: RootFs,
 }
@@ -54,9 +58,9 @@ struct RootFs {
 
 impl Podman {
     /// What Podman knows of images.
-    async fn images(&self, config: &ContainerConfig, ids: &[&str]) -> Result<Vec<Inspected>, EngineError> {
+    async fn images(&self, name: &ServiceName, ids: &[&str]) -> Result<Vec<Inspected>, EngineError> {
         let words = ["image", "inspect", "--"].iter().chain(ids).map(OsStr::new).collect();
-        let call = Call { name: &config.name, action: "inspect the image of", words, settings: None };
+        let call = Call { name, action: "inspect the image of", words, settings: None };
         let output = self.call(&call, SHORT).await?;
         let unclear =
             |error: serde_json::Error| failed(&call, format!("its answer is not understood: {error}"));
@@ -66,8 +70,19 @@ impl Podman {
     async fn own_image(&self, config: &ContainerConfig) -> Result<(String, Inspected), EngineError> {
         let (_, definition) = self.kept(config)?;
         let id = definition.image().1.to_owned();
-        let found = self.images(config, &[&id]).await?.pop();
+        let found = self.images(&config.name, &[&id]).await?.pop();
         found.map(|image| (id, image)).ok_or_else(|| EngineError::NotFound(config.name.clone()))
+    }
+
+    /// The digest by which the registry of its name has the image with this ID.
+    pub(super) async fn digest_of_image(
+        &self,
+        service: &ServiceName,
+        (name, id): (&str, &str),
+    ) -> Result<Option<String>, EngineError> {
+        let image = self.images(service, &[id]).await?.pop();
+        let known = image.and_then(|image| image.repo_digests).unwrap_or_default();
+        Ok(digest_at_registry(name, &known))
     }
 
     /// Bytes of its layers.
@@ -92,7 +107,7 @@ impl Podman {
         if ids.is_empty() {
             return Ok(Some(Vec::new()));
         }
-        let images = self.images(config, &ids).await?;
+        let images = self.images(&config.name, &ids).await?;
         let mut layers: Vec<_> = images.into_iter().flat_map(|image| image.rootfs.layers).collect();
         layers.sort_unstable();
         layers.dedup();

@@ -629,7 +629,7 @@ fn platform_objection(service: &Service, theirs: &str, node: &str, here: &str) -
 
 /// The image whose registry is asked for what is missing, where the operator allows that and the source knows of it.
 fn asked_first(local: &NodeResources, service: &Service, open: &Open, missing: &[Layer]) -> Option<Pinned> {
-    if missing.is_empty() || service.kept.is_some() || !open.waits_for_registry {
+    if missing.is_empty() || !open.waits_for_registry {
         return None;
     }
     let digest = service.image_digest.as_ref()?.parse::<Digest>().ok()?;

@@ -46,7 +46,11 @@ pub(super) async fn receive_layers(
     registry: Option<&Pinned>,
 ) -> Result<(), DestinationError> {
     if service.kept.is_some() {
-        for image in missing {
+        let still = match registry {
+            Some(image) => image_still_lacking(local, link, (service, image), missing).await?,
+            None => missing.to_vec(),
+        };
+        for image in &still {
             receive_image(local, link, service, image).await?;
             link.send(Message::LayerStored).await?;
         }
@@ -63,6 +67,33 @@ pub(super) async fn receive_layers(
         receive_layer(local, link, layer, &mut storing).await?;
     }
     storing.down_to(link, 0).await
+}
+
+/// Has the engine of a container ask the image's registry, and tells the source whether the image has to come from there.
+async fn image_still_lacking(
+    local: &NodeResources,
+    link: &mut Link,
+    (service, image): (&Service, &Pinned),
+    missing: &[Layer],
+) -> Result<Vec<Layer>, DestinationError> {
+    let config = local.config(service);
+    let fetched = tokio::select! {
+        fetched = local.registries.by_engine(local.engine.fetch_image(&config, image)) => fetched,
+        error = given_up(link) => return Err(error),
+    };
+    let still = match fetched {
+        Ok(()) => {
+            tracing::info!(service = %service.name, %image, "the image of a container came from its registry");
+            Vec::new()
+        }
+        Err(error) => {
+            tracing::warn!(service = %service.name, %image, error = %crate::error_chain(&error), "a registry did not give the image of a container; it comes from the source");
+            missing.to_vec()
+        }
+    };
+    let layers = still.iter().map(|layer| layer.digest.clone()).collect();
+    link.send(Message::StillLacking(StillLacking { layers })).await?;
+    Ok(still)
 }
 
 /// Asks the image's registry, and tells the source what has to come from there.
