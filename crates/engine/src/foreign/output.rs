@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -71,11 +71,17 @@ fn descriptors(pid: u32) -> io::Result<Vec<(PathBuf, PathBuf)>> {
         .collect()
 }
 
-/// Bytes that wait in pipes for their reader.
+/// Whether a reader passes on there what it has read: a shim of containerd's does so to Docker, by FIFOs with names.
+fn is_passed_on(path: &Path, link: &Path) -> bool {
+    pipe_number(link).is_none() && fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+}
+
+/// Bytes that wait in pipes for their reader, or behind it.
 fn unread(reader: u32, pipes: OutputPipes) -> io::Result<u64> {
     let mut bytes = 0;
     for (path, link) in descriptors(reader)? {
-        if pipe_number(&link).is_some_and(|number| pipes.contains(&number)) {
+        let is_read_there = pipe_number(&link).is_some_and(|number| pipes.contains(&number));
+        if is_read_there || is_passed_on(&path, &link) {
             let pipe = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 opened => opened?,
@@ -98,4 +104,29 @@ pub(super) async fn is_read(reader: u32, pipes: OutputPipes) -> io::Result<()> {
         tokio::time::sleep(SETTLE_LOOK).await;
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn what_a_reader_has_passed_on_waits_until_it_is_read_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "mkfifo fifo && exec 3<>fifo && echo 1234 >&3 && echo written && read line";
+        let mut shim = Command::new("/bin/sh");
+        shim.args(["-c", script]).current_dir(&directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shim = shim.spawn().unwrap();
+        BufReader::new(shim.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        assert_eq!(unread(shim.id(), [0, 0]).unwrap(), 5);
+        let fifo = OpenOptions::new().read(true).open(directory.path().join("fifo")).unwrap();
+        BufReader::new(fifo).read_line(&mut String::new()).unwrap();
+        assert_eq!(unread(shim.id(), [0, 0]).unwrap(), 0);
+        drop(shim.stdin.take());
+        shim.wait().unwrap();
+    }
 }
