@@ -185,12 +185,7 @@ fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
     // Its log, which goes on.
     let there_now = cache.docker("b", &["logs", "--timestamps", "cache"]);
     assert!(log.contains("Ready to accept"), "{log}");
-    // Since release 23 Docker shows what it has written itself.
-    if cache.dockers.release() < 23 {
-        assert!(there_now.starts_with(&log), "{log}---{there_now}");
-    } else {
-        assert!(!there_now.contains("Ready to accept"), "{there_now}");
-    }
+    assert!(there_now.starts_with(&log), "{log}---{there_now}");
     cache.docker("b", &["exec", "cache", "/bin/sh", "-c", "echo hello >/proc/1/fd/1"]);
     wait_for("a line in its log", || cache.docker("b", &["logs", "cache"]).contains("hello").then_some(()));
     let refused = cache.bed.godwit("b", &["logs", "cache"]);
@@ -226,8 +221,11 @@ fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
     cache.connect();
 
     // It goes on, and back.
+    let log = cache.docker("b", &["logs", "--timestamps", "cache"]);
     cache.bed.migrate("cache", "b", "a");
     cache.is_at("a", "running");
+    let back = cache.docker("a", &["logs", "--timestamps", "cache"]);
+    assert!(back.starts_with(&log), "{log}---{back}");
     assert_eq!(cache.docker("a", &read), "1\nblue\n");
     cache.connect();
 
@@ -239,6 +237,96 @@ fn docker_manages_what_came_to_it_as_if_it_had_been_started_there() {
     });
     cache.bed.done("a", &["rm", "cache"]);
     assert_eq!((cache.listed("a"), cache.listed("b")), (String::new(), String::new()));
+    cache.down();
+}
+
+/// One each that counts: its log is to be whole.
+#[test]
+fn what_a_container_wrote_is_in_its_log_once_wherever_it_is() {
+    const COUNT: &str = "i=0; while :; do echo $i; i=$((i + 1)); /bin/sleep 0.01; done";
+    let cache = Cache::with_image("dock-logs", |_| {});
+    let numbers = |node: &str, name: &str| -> Vec<u32> {
+        let log = cache.docker(node, &["logs", name]);
+        let numbers: Vec<u32> = log.lines().map(|line| line.parse().unwrap()).collect();
+        assert!(numbers.windows(2).all(|two| two[1] == two[0] + 1), "{name} on {node}: {log}");
+        numbers
+    };
+    let options: [&[&str]; 3] = [&[], &["--log-opt", "max-file=1"], &["--log-driver", "local"]];
+    for (number, options) in options.into_iter().enumerate() {
+        let name = format!("counts-{number}");
+        let ip = format!("10.88.0.{}", 20 + number);
+        let run = ["run", "--detach", "--name", &name, "--network", "none"];
+        cache.docker("a", &[&run[..], options, &[IMAGE, "/bin/sh", "-c", COUNT]].concat());
+        cache.bed.done("a", &["adopt", &format!("docker:{name}"), "--ip", &ip]);
+        for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+            wait_for("it to count", || numbers(from, &name).last().copied());
+            let before = cache.docker(from, &["logs", "--timestamps", &name]);
+            cache.bed.migrate(&name, from, to);
+            let last = numbers(to, &name).last().copied().unwrap();
+            assert!(cache.docker(to, &["logs", "--timestamps", &name]).starts_with(&before), "{name}");
+            let counted = wait_for("it to count on", || {
+                let counted = numbers(to, &name);
+                (counted.last() > Some(&last)).then_some(counted)
+            });
+            assert_eq!(counted.first(), Some(&0), "{name}");
+        }
+    }
+    cache.down();
+}
+
+#[test]
+fn the_log_of_a_container_is_rotated_on_where_it_has_moved_to() {
+    /// So many numbers are about two files, and none are written between.
+    const COUNT: &str = "i=0; while :; do \
+                         n=0; while [ $n -lt 500 ]; do echo $i; i=$((i + 1)); n=$((n + 1)); done; \
+                         while [ ! -e /more ]; do /bin/sleep 0.05; done; rm /more; done";
+    let cache = Cache::with_image("dock-rotates", |_| {});
+    let log = |node: &str, words: &[&str]| cache.docker(node, &[&["logs"], words, &["counts"]].concat());
+    let text =
+        |numbers: std::ops::Range<u32>| numbers.map(|number| format!("{number}\n")).collect::<String>();
+    let ends = |node: &str, last: &str| {
+        wait_for("it to have counted", || {
+            let log = log(node, &[]);
+            log.ends_with(last).then_some(log)
+        })
+    };
+    let run = ["run", "--detach", "--name", "counts", "--network", "none"];
+    let options = ["--log-opt", "max-size=20k", "--log-opt", "max-file=3"];
+    cache.docker("a", &[&run[..], &options, &[IMAGE, "/bin/sh", "-c", COUNT]].concat());
+    cache.bed.done("a", &["adopt", "docker:counts", "--ip", &ADDRESS.to_string()]);
+    assert_eq!(ends("a", "\n499\n"), text(0..500));
+    let stamped = log("a", &["--timestamps"]);
+    cache.bed.migrate("counts", "a", "b");
+
+    // All, and parts.
+    assert_eq!(log("b", &["--timestamps"]), stamped);
+    assert_eq!(log("b", &["--tail", "400"]), text(100..500));
+    let (since, _) = stamped.lines().nth(250).unwrap().split_once(' ').unwrap();
+    assert_eq!(log("b", &["--since", since]), text(250..500));
+
+    // It fills its files here as it did there: of three the oldest goes.
+    let count = || cache.docker("b", &["exec", "counts", "/bin/sh", "-c", ">/more"]);
+    count();
+    assert_eq!(ends("b", "\n999\n"), text(0..1000));
+    count();
+    let kept = ends("b", "\n1499\n");
+    assert!(text(0..1500).ends_with(&kept) && kept.len() < text(0..1500).len(), "{kept}");
+    // The two latest files move.
+    cache.bed.migrate("counts", "b", "a");
+    let moved = log("a", &[]);
+    assert!(kept.ends_with(&moved) && moved.contains("\n1300\n"), "{moved}");
+    let followed = cache.bed.scratch().join("followed");
+    let mut follow = cache.dockers.command("a", &["logs", "--follow", "--tail", "2", "counts"]);
+    let mut follow = follow.stdout(std::fs::File::create(&followed).unwrap()).spawn().unwrap();
+    let follows = |wanted: &str| {
+        let is_there = || (std::fs::read_to_string(&followed).unwrap() == wanted).then_some(());
+        wait_for("the log to be followed", is_there);
+    };
+    follows("1498\n1499\n");
+    cache.docker("a", &["exec", "counts", "/bin/sh", "-c", "echo more >/proc/1/fd/1"]);
+    follows("1498\n1499\nmore\n");
+    follow.kill().unwrap();
+    follow.wait().unwrap();
     cache.down();
 }
 

@@ -135,11 +135,17 @@ impl Dockers {
         rustix::process::kill_process(Pid::from_child(&self.daemons[at]), signal).unwrap();
     }
 
-    /// Calls the Docker of a node, whatever comes of it.
-    pub fn call(&self, node: &str, words: &[&str]) -> Output {
+    /// A call of the Docker of a node.
+    pub fn command(&self, node: &str, words: &[&str]) -> Command {
         let mut command = Command::new("docker");
         command.arg("--host").arg(format!("unix://{}", self.socket(node).display()));
-        command.args(words).stdin(Stdio::null()).output().unwrap()
+        command.args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// Calls the Docker of a node, whatever comes of it.
+    pub fn call(&self, node: &str, words: &[&str]) -> Output {
+        self.command(node, words).output().unwrap()
     }
 
     /// Calls the Docker of a node, which must do what it is asked; what it printed.

@@ -465,6 +465,24 @@ pub struct VolumePlace {
     pub mounted_in_use: bool,
 }
 
+/// The log of a container in files of its engine's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogFiles {
+    /// The older file, which a full log replaces, and the one that is written.
+    pub paths: [PathBuf; 2],
+    /// How its entries are told apart.
+    pub entries: LogEntries,
+}
+
+/// How the entries of a log are told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogEntries {
+    /// Each is a line.
+    Lines,
+    /// Each has its length before it and after it: four bytes, the most significant first.
+    Framed,
+}
+
 /// The numbers of the pipes that are a container's standard output and standard error: those in its images.
 pub type OutputPipes = [u64; 2];
 
@@ -625,9 +643,8 @@ pub trait Engine: Send + Sync {
     async fn storage(&self, _config: &ContainerConfig) -> Result<Option<PathBuf>, EngineError> {
         Ok(None)
     }
-    /// Where the engine that keeps a container has its log: the older file, and the one that is written. Nothing where it is
-    /// in no files.
-    async fn log_files(&self, _config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
+    /// Where the engine that keeps a container has its log. Nothing where it is in no files.
+    async fn log_files(&self, _config: &ContainerConfig) -> Result<Option<LogFiles>, EngineError> {
         Ok(None)
     }
     /// Has the engine of a container load this AppArmor profile, if it is one that the engine makes when it needs it.

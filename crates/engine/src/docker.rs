@@ -603,9 +603,6 @@ impl Keeps for Docker {
     }
 }
 
-/// The first release of Docker that reads of a log what it has written itself.
-const READS_ITS_OWN: u32 = 23;
-
 /// The first release that writes an image that containerd has under the ID that it has.
 const WRITES_BY_ID: u32 = 26;
 
@@ -706,11 +703,6 @@ impl Info {
         })
     }
 
-    /// Whether it shows all that is in the file of a log, whoever has written it.
-    fn reads_all_of_logs(&self) -> bool {
-        (1..READS_ITS_OWN).contains(&self.release())
-    }
-
     /// Its major number; 0 where it is not told.
     fn release(&self) -> u32 {
         self.server_version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0)
@@ -752,19 +744,6 @@ fn shim_of(pid: u32) -> u32 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_docker_that_remembers_what_it_has_logged_is_told_by_its_version() {
-        for (version, all) in
-            [("20.10.24+dfsg1", true), ("23.0.1", false), ("26.1.5+dfsg1", false), ("", false)]
-        {
-            let text = format!(
-                "{{\"DockerRootDir\": \"/\", \"Driver\": \"overlay2\", \"ServerVersion\": \"{version}\"}}"
-            );
-            let info: Info = serde_json::from_str(&text).unwrap();
-            assert_eq!(info.reads_all_of_logs(), all, "{version}");
-        }
-    }
 
     #[test]
     fn a_container_stays_where_the_other_docker_knows_its_image_by_another_id() {

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, Copied, DumpTarget, Engine, EngineError, Keeper, Kept,
-    Mount, OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace,
+    LogFiles, Mount, OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace,
 };
 use crate::docker::{self, Docker};
 use crate::exec::{ExecIo, ExecRequest};
@@ -122,7 +122,7 @@ impl Engine for Engines {
         self.of(config).storage(config).await
     }
 
-    async fn log_files(&self, config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
+    async fn log_files(&self, config: &ContainerConfig) -> Result<Option<LogFiles>, EngineError> {
         self.of(config).log_files(config).await
     }
 

@@ -43,7 +43,7 @@ use tokio::sync::mpsc;
 
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, ContainerStatus, DumpTarget, Engine, EngineError,
-    OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace, io_error,
+    LogFiles, OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace, io_error,
 };
 use crate::exec::{ExecIo, ExecRequest};
 use crate::files::place_of;
@@ -214,11 +214,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         Ok(Some(self.storage_of(&config.name).await?))
     }
 
-    async fn log_files(&self, config: &ContainerConfig) -> Result<Option<[PathBuf; 2]>, EngineError> {
+    async fn log_files(&self, config: &ContainerConfig) -> Result<Option<LogFiles>, EngineError> {
         let Some(record) = Record::read(config)? else { return Ok(None) };
         let directory = self.directory_of(&config.name, &record.id).await?;
-        let files = log::files(self.care().keeper, &record.id, &directory);
-        Ok(files[1].is_file().then_some(files))
+        Ok(log::of(self.care().keeper, &record.id, &directory))
     }
 
     async fn load_profile(&self, config: &ContainerConfig, profile: &str) -> Result<(), EngineError> {

@@ -45,8 +45,8 @@ mod watch;
 pub use confinement::{Confinement, Ulimit, User};
 pub use container::{
     BegunRestore, COMING_TMPFS_BYTES, ContainerConfig, ContainerState, ContainerStatus, Copied, DefinedTmpfs,
-    DumpTarget, Engine, EngineError, Identity, Keeper, Kept, Mount, MountKind, OnMove, OutputPipes,
-    RestoreRequest, Tmpfs, Usage, VolumePlace, is_file_name,
+    DumpTarget, Engine, EngineError, Identity, Keeper, Kept, LogEntries, LogFiles, Mount, MountKind, OnMove,
+    OutputPipes, RestoreRequest, Tmpfs, Usage, VolumePlace, is_file_name,
 };
 pub use engines::Engines;
 pub use exec::{ExecIo, ExecRequest, ExecStreams, Terminal, TerminalSize};

@@ -1,7 +1,6 @@
 //! A container comes to this node's Docker: Docker creates it anew and starts it ([`landing`]).
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,8 @@ use tokio::task::JoinHandle;
 use super::api::ApiError;
 use super::{Docker, RUNTIME, containers_in, filtered};
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, LogFiles, OutputPipes,
+    RestoreRequest, io_error,
 };
 use crate::foreign::landing::{self, Landing, Prepared};
 use crate::foreign::log;
@@ -38,8 +38,8 @@ struct Begun {
     docker: Docker,
     starting: JoinHandle<Result<(), ApiError>>,
     landing: Landing,
-    /// Docker's log of it, if that may be written to.
-    log: Option<PathBuf>,
+    /// Docker's log of it, if that is in files.
+    log: Option<LogFiles>,
 }
 
 impl Docker {
@@ -76,13 +76,11 @@ impl Docker {
             };
             landing::failed(&request, failed(reason))
         };
-        let info = self.info(&config.name).await?;
-        let storage = info.docker_root_dir.clone();
+        let storage = self.storage_of(&config.name).await?;
         let volumes = definition.volumes_and_targets();
         let landing =
             prepared.opened((&self.care, &request, &storage), (&volumes, &definition.files), ended).await?;
-        let [_, log] = log::files(Keeper::Docker, &id, &containers_in(&storage).join(&id));
-        let log = info.reads_all_of_logs().then_some(log);
+        let log = log::of(Keeper::Docker, &id, &containers_in(&storage).join(&id));
         Ok(Box::new(Begun { docker: self.clone(), starting, landing, log }))
     }
 
@@ -163,7 +161,7 @@ impl BegunRestore for Begun {
         if starting.is_finished() {
             return Err(request.refused("Docker has not waited for it"));
         }
-        landing.put_log(log.as_deref());
+        landing.put_log(log.as_ref());
         let landed = landing.go_on(None)?;
         let started = starting.await.unwrap_or_else(|error| Err(ApiError::Broken(error.to_string())));
         landed.put_away()?;

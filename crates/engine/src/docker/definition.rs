@@ -118,6 +118,23 @@ struct LogConfig {
     config: Table,
 }
 
+impl LogConfig {
+    /// The same with an older file, in which Docker is given what the container has written elsewhere.
+    fn with_older_file(mut self) -> Self {
+        let told = self.config.iter().flatten().find(|(name, _)| *name == "max-file");
+        let files = match (told, self.r#type.as_str()) {
+            (Some((_, files)), "json-file" | "local") => files.parse().unwrap_or(0),
+            (None, "json-file") => 1,
+            // More, or no files.
+            _ => return self,
+        };
+        if files == 1 {
+            self.config.get_or_insert_default().insert("max-file".into(), "2".into());
+        }
+        self
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct RestartPolicy {
@@ -509,6 +526,7 @@ impl Definition {
             })
         });
         let mut host = self.host.clone();
+        host.log_config = host.log_config.with_older_file();
         if let Some(server) = name_server.filter(|_| host.dns.as_ref().is_none_or(Vec::is_empty)) {
             host.dns = Some(vec![server.to_string()]);
             let options = host.dns_options.get_or_insert_default();
@@ -579,6 +597,28 @@ mod tests {
             "volumes": [{ "name": "data", "target": "/data", "read_only": false }],
             "binds": [],
         })
+    }
+
+    #[test]
+    fn a_log_in_files_has_an_older_one() {
+        let created = |kind: &str, options: Value| {
+            let mut definition = definition();
+            definition["host"]["LogConfig"] = json!({ "Type": kind, "Config": options });
+            let told = Definition::told(&definition).unwrap();
+            let created = told.to_create(("web:1", None), ("godwit", "new"), Path::new("/v"));
+            created["HostConfig"]["LogConfig"]["Config"].clone()
+        };
+        let two = json!({ "max-file": "2" });
+        assert_eq!((created("json-file", json!({})), created("json-file", Value::Null)), (two.clone(), two));
+        for kind in ["json-file", "local"] {
+            let sized = created(kind, json!({ "max-size": "1m", "max-file": "1" }));
+            assert_eq!(sized, json!({ "max-size": "1m", "max-file": "2" }));
+            assert_eq!(created(kind, json!({ "max-file": "5" })), json!({ "max-file": "5" }));
+        }
+        // It has five by itself, and others have none.
+        for kind in ["local", "journald", "none", ""] {
+            assert_eq!(created(kind, json!({ "tag": "x" })), json!({ "tag": "x" }), "{kind}");
+        }
     }
 
     #[test]

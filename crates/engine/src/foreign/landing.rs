@@ -28,7 +28,8 @@ use super::file::FileOfVolume;
 use super::record::{Record, Volume};
 use super::{CGROUPS, Care, log};
 use crate::container::{
-    ContainerConfig, ContainerState, ContainerStatus, EngineError, OutputPipes, RestoreRequest, io_error,
+    ContainerConfig, ContainerState, ContainerStatus, EngineError, LogFiles, OutputPipes, RestoreRequest,
+    io_error,
 };
 use crate::files::{UPPER, VOLUMES, check_file, place_of};
 use crate::processes::tmpfs::unescaped;
@@ -228,9 +229,9 @@ impl Landing {
 
     /// Puts what the container has written elsewhere into the log of its engine, which has nothing of it yet; drops it where
     /// there is none that takes it. The container matters more than that.
-    pub(crate) fn put_log(&self, log: Option<&Path>) {
+    pub(crate) fn put_log(&self, log: Option<&LogFiles>) {
         let config = &self.request.config;
-        if let Err(error) = log::put(&Runc::log_paths(config), log) {
+        if let Err(error) = log::put(&Runc::log_paths(config), self.care.keeper, log) {
             tracing::warn!(container = %config.name, %error, "its log from before the move is not whole here");
         }
     }

@@ -166,8 +166,7 @@ impl BegunRestore for Begun {
         }
         let (kept, _) = podman.kept(&request.config)?;
         let settings = podman.care.place(&kept.id).join(SETTINGS);
-        let [_, log] = log::files(Keeper::Podman, &kept.id, landing.bundle());
-        landing.put_log(Some(&log));
+        landing.put_log(log::of(Keeper::Podman, &kept.id, landing.bundle()).as_ref());
         let landed = landing.go_on(Some(definition.spec()))?;
         let name = &request.config.name;
         let call = Call { name, action: "restore", words: Vec::new(), settings: Some(&settings) };

@@ -114,7 +114,7 @@ impl Source {
             None => None,
         };
         Ok(match of_engine {
-            Some(paths) => Logs::new(paths).latest(LATEST),
+            Some(log) => Logs::new(log.paths).of(log.entries).latest(LATEST),
             None => Logs::new(self.local.log_files(&self.service)),
         })
     }

@@ -9,14 +9,15 @@
 //! | is the older file now | the rest of it, `LogRotated`, and the log |
 //! | is gone, or shorter than it was | `LogRotated` twice, which clears both, and both files |
 //!
-//! Of a log that nobody keeps short only the latest lines are sent.
+//! Of a log that nobody keeps short only the latest entries are sent.
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, BufReader, ErrorKind, Read, Seek};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use godwit_engine::LogEntries;
 
 use super::root::CHUNK;
 use crate::message::Message;
@@ -27,6 +28,7 @@ use crate::resources::LocalError;
 pub(super) struct Logs {
     /// The older file, and the one that is written.
     paths: [PathBuf; 2],
+    entries: LogEntries,
     /// The file whose beginning is the destination's log, held open so that no other one gets its number, and
     /// how many bytes of it that is.
     there: Option<(File, u64)>,
@@ -38,7 +40,7 @@ pub(super) struct Logs {
     sent: u64,
 }
 
-/// What may be sent of a log's latest lines is so many times what was sent at first: then it begins anew.
+/// What may be sent of a log's latest entries is so many times what was sent at first: then it begins anew.
 const ANEW: u64 = 4;
 
 /// The two files as they are at one moment.
@@ -88,7 +90,13 @@ impl Way {
 
 impl Logs {
     pub(super) fn new(paths: [PathBuf; 2]) -> Self {
-        Self { paths, there: None, begun: false, most: u64::MAX, sent: 0 }
+        let entries = LogEntries::Lines;
+        Self { paths, entries, there: None, begun: false, most: u64::MAX, sent: 0 }
+    }
+
+    /// Its entries are told apart so.
+    pub(super) fn of(self, entries: LogEntries) -> Self {
+        Self { entries, ..self }
     }
 
     /// Somebody waits: no more is sent than at first.
@@ -96,7 +104,7 @@ impl Logs {
         Self { sent: self.most.saturating_mul(ANEW - 1), ..self }
     }
 
-    /// Only its latest lines, about so many bytes.
+    /// Only its latest entries, about so many bytes.
     pub(super) fn latest(self, most: u64) -> Self {
         Self { most, ..self }
     }
@@ -181,7 +189,10 @@ impl Logs {
         let length = |file: &Option<File>| file.as_ref().map_or(Ok(0), length);
         let [of_older, of_log] = [length(&older)?, length(&log)?];
         let start = |file: &Option<File>, length: u64, most: u64| match (file, length.saturating_sub(most)) {
-            (Some(file), from) if from > 0 => line(file, from),
+            (Some(file), from) if from > 0 => match self.entries {
+                LogEntries::Lines => line(file, from),
+                LogEntries::Framed => framed(file, from),
+            },
             _ => Ok(0),
         };
         let starts =
@@ -230,6 +241,25 @@ fn line(file: &File, mut at: u64) -> io::Result<u64> {
             return Ok(at + end as u64 + 1);
         }
         at += piece.len() as u64;
+    }
+    Ok(at)
+}
+
+/// Where the first framed entry behind this place begins.
+fn framed(file: &File, from: u64) -> io::Result<u64> {
+    let mut reader = BufReader::with_capacity(CHUNK, file);
+    reader.rewind()?;
+    let mut at = 0;
+    while at < from {
+        let mut length = [0; 4];
+        match reader.read_exact(&mut length) {
+            // It is being written.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
+            read => read?,
+        }
+        let rest = i64::from(u32::from_be_bytes(length)) + 4;
+        reader.seek_relative(rest)?;
+        at += 4 + rest.unsigned_abs();
     }
     Ok(at)
 }
@@ -376,5 +406,28 @@ mod tests {
         // Much more than what it has sent at first: it begins anew.
         both.write(&b"more lines\n".repeat(9));
         assert_eq!(crosses(&mut both.logs), "more lines\n");
+    }
+
+    #[test]
+    fn of_a_log_with_framed_entries_whole_ones_cross() {
+        let mut both = Both::new();
+        both.logs = Logs::new(both.paths.clone()).latest(30).of(LogEntries::Framed);
+        let entry = |text: &str| {
+            let length = u32::try_from(text.len()).unwrap().to_be_bytes();
+            [&length, text.as_bytes(), &length].concat()
+        };
+        for text in ["one", "two\nlines", "three\n\n"] {
+            both.write(&entry(text));
+        }
+        let mut there = Vec::new();
+        let mut sink = |message| {
+            let Message::LogData(data) = message else { panic!("{}", message.name()) };
+            there.extend(data);
+            Ok::<_, LocalError>(())
+        };
+        both.logs.send(&mut sink).unwrap();
+        both.write(&entry("four"));
+        both.logs.send(&mut sink).unwrap();
+        assert_eq!(there, [entry("three\n\n"), entry("four")].concat());
     }
 }
