@@ -13,6 +13,7 @@ use std::{
 
 use godwit_lab::workload::{Preset, Rootfs};
 use godwit_tests::{BUSY, Bed, TRIES, compile, hold::Points, victim::Attempt};
+use rustix::fs::inotify;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::Value;
 
@@ -27,7 +28,7 @@ const POINT: &str = "source.copied";
 const FILES: u32 = 64;
 
 /// What the program is told, with `*` for the number of a file, and words of what godwit says of it.
-const CASES: [(&str, &str); 8] = [
+const CASES: [(&str, &str); 9] = [
     ("open /of-image/*", "has the deleted file /of-image/* open (descriptor"),
     ("mapped /of-image/*", "has the deleted file /of-image/* mapped"),
     (
@@ -42,6 +43,7 @@ const CASES: [(&str, &str); 8] = [
     ("fanotify /new", "watches a file that was deleted, or that has no name in UTF-8 (fanotify, descriptor"),
     ("elsewhere /directory", "has the file /file open (descriptor"),
     ("receives", "/outside open (descriptor"),
+    ("receives a watch", "watches a file that is on none of its mounts (inotify, descriptor"),
 ];
 
 /// The service, and a connection to it.
@@ -50,6 +52,8 @@ struct Nameless {
     connection: BufReader<TcpStream>,
     /// The next file of the image.
     next: Cell<u32>,
+    /// A file that it watches, and that is not its own.
+    outside: Option<tempfile::NamedTempFile>,
 }
 
 impl Nameless {
@@ -70,7 +74,7 @@ impl Nameless {
         let mounts = ["-v", "data:/data", "--mount", "type=tmpfs,dst=/tmp"];
         bed.run("a", NAME, ADDRESS, &preset, &[&may[..], &mounts].concat());
         let connection = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
-        Self { bed, connection, next: Cell::new(0) }
+        Self { bed, connection, next: Cell::new(0), outside: None }
     }
 
     fn answer(&mut self, words: &str) -> String {
@@ -104,6 +108,13 @@ impl Nameless {
             let outside = self.bed.scratch().join("outside");
             fs::write(&outside, "of the node").unwrap();
             self.passed("a", File::open(outside).unwrap().into());
+        } else if words == "receives a watch" {
+            // No file system of the service's.
+            let outside = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+            let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+            inotify::add_watch(&watch, outside.path(), inotify::WatchFlags::ATTRIB).unwrap();
+            self.passed("a", watch);
+            self.outside = Some(outside);
         } else {
             self.next.set(number + u32::from(words.contains('*')));
             assert!(number < FILES);

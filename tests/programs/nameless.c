@@ -4,8 +4,8 @@
  *
  * Each line is a word and at most one path. "open FILE" opens a file that is there, and deletes it; "mapped FILE" maps and
  * deletes it; "linked FILE" opens it, gives it the name FILE.other and deletes the first one; "inotify FILE" and "fanotify FILE"
- * watch a file of their own that is deleted while it is open; "listens SOCKET" waits for one who passes a file, and "receives"
- * takes it; "elsewhere DIRECTORY" opens a file there and unmounts the directory. "use" reads what it has, and "end" closes
+ * watch a file of their own that is deleted while it is open; "listens SOCKET" waits for one who passes a file, or what
+ * watches files, and "receives" takes it; "elsewhere DIRECTORY" opens a file there and unmounts the directory. "use" reads what it has, and "end" closes
  * and unmaps all. Each is answered "done", or "fails" and why. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -48,7 +49,8 @@ static int use(void)
 		return fails();
 	if (mapped && memcmp(mapped, text, sizeof(text)))
 		return fails();
-	if (watch >= 0) {
+	/* One that was received is of a file of others. */
+	if (watch >= 0 && file >= 0) {
 		struct pollfd told = { .fd = watch, .events = POLLIN };
 		if (pwrite(file, "x", 1, 0) != 1 || pread(file, text, sizeof(text), 0) < 1)
 			return fails();
@@ -126,6 +128,14 @@ static int receives(void)
 	close(from);
 	close(listener);
 	listener = -1;
+	struct stat told;
+	if (fstat(file, &told))
+		return fails();
+	if (!S_ISREG(told.st_mode) && !S_ISDIR(told.st_mode)) {
+		watch = file;
+		file = -1;
+		return 0;
+	}
 	/* A directory has nothing to read. */
 	return pread(file, text, sizeof(text), 0) < 0 && errno != EISDIR ? fails() : 0;
 }

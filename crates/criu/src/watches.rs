@@ -54,10 +54,20 @@ pub(crate) fn nameless<'a>(open: &[OpenFile], directories: impl Iterator<Item = 
     nameless.into_iter().collect()
 }
 
-/// The device of a directory as the kernel writes it: 12 bits and 20 bits.
+/// A device as the kernel writes it: 12 bits and 20 bits.
+pub(crate) fn device(major: u32, minor: u32) -> u64 {
+    (u64::from(major) << 20) | u64::from(minor)
+}
+
 fn device_of(directory: &Path) -> Option<u64> {
-    let device = fs::metadata(directory).ok()?.dev();
-    Some((u64::from(libc::major(device)) << 20) | u64::from(libc::minor(device)))
+    let number = fs::metadata(directory).ok()?.dev();
+    Some(device(libc::major(number), libc::minor(number)))
+}
+
+/// The devices on which an open file watches others.
+pub(crate) fn devices(file: &OpenFile) -> BTreeSet<u64> {
+    let text = fs::read_to_string(file.entry("fdinfo")).unwrap_or_default();
+    text.lines().filter_map(watch).map(|(_, device)| device).collect()
 }
 
 /// Those in a directory, which has this name inside.

@@ -5,6 +5,7 @@
 //! - A deleted file that has links, and none that goes along: one of an image's layer, which overlayfs does not unlink.
 //! - A watched file (inotify, fanotify) without a name, on overlayfs or in a tmpfs: CRIU looks for one, see
 //!   [`crate::watches`]. Elsewhere it opens the file by its handle, and a deleted one moves with its content.
+//! - A watched file of a file system that none of the service's mounts shows: what watches it was received from outside.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -23,6 +24,7 @@ const ELSEWHERE: &str = "which is on none of its mounts, as one received from an
 const ELSEWHERE_MAPPED: &str = "which is on none of its mounts, as one received from another container or from the node is; CRIU cannot dump that, and the service can move when it has unmapped it";
 const DELETED: &str = "which has no other name that moves with the service, as a file of its image has none; CRIU cannot dump that, and the service can move when it has closed it";
 const DELETED_MAPPED: &str = "which has no other name that moves with the service, as a file of its image has none; CRIU cannot dump that: start the process anew, as after each upgrade of programs and libraries that it uses";
+const WATCHED_ELSEWHERE: &str = "as one does that was received from another container or from the node; CRIU cannot dump that, and the service can move when it has closed it";
 const WATCHED: &str = "and CRIU cannot dump or restore that; the service can move when it has closed the file or ended the watch";
 
 /// How `/proc` ends the name of a deleted file.
@@ -114,17 +116,51 @@ pub(super) fn elsewhere(proc: &Path, tasks: &[Task], files: &Files) -> Vec<Obsta
     }
     let is_elsewhere = |file: &&File| file.found.mount.is_some_and(|mount| !mounts.contains_key(&mount));
     let of_each = files.0.iter().filter(is_elsewhere);
-    of_each.filter_map(|file| file.obstacle(tasks, "", (ELSEWHERE, ELSEWHERE_MAPPED))).collect()
+    let mut found: Vec<_> =
+        of_each.filter_map(|file| file.obstacle(tasks, "", (ELSEWHERE, ELSEWHERE_MAPPED))).collect();
+    let devices: HashSet<_> = mounts.values().map(|mount| mount.device).collect();
+    let pids: Vec<_> = tasks.iter().map(|task| task.pid).collect();
+    let watching = open_files::of(&pids).into_iter().filter(OpenFile::watches);
+    let watching =
+        watching.filter(|file| watches::devices(file).iter().any(|device| !devices.contains(device)));
+    found.extend(watching.filter_map(|file| {
+        let what = "watches a file that is on none of its mounts";
+        Some(Obstacle::new(of(tasks, &file)?, watcher(what, &file), WATCHED_ELSEWHERE))
+    }));
+    found
 }
 
-/// The mounts that a process shows, by their numbers: the file system's type, and where it is.
-fn mounts_of(directory: &Path) -> BTreeMap<u64, (String, PathBuf)> {
+/// The process that has a file open.
+fn of<'a>(tasks: &'a [Task], file: &OpenFile) -> Option<&'a Task> {
+    tasks.iter().find(|task| task.pid == file.pid)
+}
+
+/// The same with what watches, and its descriptor.
+fn watcher(what: &str, file: &OpenFile) -> String {
+    let kind = if file.link.to_string_lossy().contains("fanotify") { "fanotify" } else { "inotify" };
+    format!("{what} ({kind}, descriptor {})", file.number.to_string_lossy())
+}
+
+/// A mount of a process.
+struct Mounted {
+    /// The device of its file system, as the kernel writes it.
+    device: u64,
+    /// The file system's type.
+    kind: String,
+    point: PathBuf,
+}
+
+/// The mounts that a process shows, by their numbers.
+fn mounts_of(directory: &Path) -> BTreeMap<u64, Mounted> {
     let text = fs::read_to_string(directory.join("mountinfo")).unwrap_or_default();
     let mount = |line: &str| {
         let (mount, system) = line.split_once(" - ")?;
         let mut fields = mount.split(' ');
-        let (number, point) = (fields.next()?.parse().ok()?, fields.nth(3)?);
-        Some((number, (system.split(' ').next()?.to_owned(), PathBuf::from(point))))
+        let number = fields.next()?.parse().ok()?;
+        let (major, minor) = fields.nth(1)?.split_once(':')?;
+        let device = watches::device(major.parse().ok()?, minor.parse().ok()?);
+        let (kind, point) = (system.split(' ').next()?.to_owned(), PathBuf::from(fields.nth(1)?));
+        Some((number, Mounted { device, kind, point }))
     };
     text.lines().filter_map(mount).collect()
 }
@@ -156,19 +192,14 @@ pub(super) fn obstacles(
         let of_each = gone.iter().filter(nameless);
         found.extend(of_each.filter_map(|file| file.obstacle(tasks, "deleted ", (DELETED, DELETED_MAPPED))));
     }
-    let tmpfs = mounts.values().filter(|(kind, _)| kind == "tmpfs");
-    let tmpfs: Vec<_> = tmpfs.map(|(_, point)| inside(&main, point)).collect();
+    let tmpfs = mounts.values().filter(|mount| mount.kind == "tmpfs");
+    let tmpfs: Vec<_> = tmpfs.map(|mount| inside(&main, &mount.point)).collect();
     let places = places.all().map(|(_, directory)| directory);
     let directories = places.filter(|place| is_overlay(place)).chain(tmpfs.iter().map(PathBuf::as_path));
     found.extend(watches::nameless(&open, directories).into_iter().filter_map(|at| {
         let watching: &OpenFile = open.get(at)?;
-        let task = tasks.iter().find(|task| task.pid == watching.pid)?;
-        let number = watching.number.to_string_lossy();
-        let kind = if watching.link.to_string_lossy().contains("fanotify") { "fanotify" } else { "inotify" };
-        let what = format!(
-            "watches a file that was deleted, or that has no name in UTF-8 ({kind}, descriptor {number})"
-        );
-        Some(Obstacle::new(task, what, WATCHED))
+        let what = watcher("watches a file that was deleted, or that has no name in UTF-8", watching);
+        Some(Obstacle::new(of(tasks, watching)?, what, WATCHED))
     }));
     found
 }
@@ -183,8 +214,8 @@ fn inside(main: &Path, point: &Path) -> PathBuf {
 }
 
 /// The type of the file system that a file is on.
-fn mounts_kind<'a>(mounts: &'a BTreeMap<u64, (String, PathBuf)>, file: &File) -> Option<&'a str> {
-    file.found.mount.and_then(|mount| mounts.get(&mount)).map(|(kind, _)| kind.as_str())
+fn mounts_kind<'a>(mounts: &'a BTreeMap<u64, Mounted>, file: &File) -> Option<&'a str> {
+    file.found.mount.and_then(|mount| mounts.get(&mount)).map(|mount| mount.kind.as_str())
 }
 
 /// Whether CRIU finds a mapped file whose name was deleted: its other name is noted for a descriptor, or it is in a tmpfs,
