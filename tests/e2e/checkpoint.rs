@@ -311,7 +311,10 @@ fn a_container_of_podmans_in_godwits_care_is_written_by_podman_and_continued_by_
     bed.done("b", &["adopt", "podman:cache", "--ip", &ADDRESS.to_string()]);
     let advice = "`podman container checkpoint --export FILE` does this";
     refused(&bed.godwit("b", &["checkpoint", NAME, "-o", file]), &["is a container of Podman's", advice]);
-    bed.done("b", &["exec", NAME, "redis-cli", "SET", "adopted", "yes"]);
+    wait_for("Redis", || {
+        let set = bed.godwit("b", &["exec", NAME, "redis-cli", "SET", "adopted", "yes"]);
+        (set.stdout == "OK\n").then_some(())
+    });
     podmans.done(bed, "b", &["container", "checkpoint", "--export", file, "--leave-running", NAME]);
     let image = bed.scratch().join("image.tar");
     let image = image.to_str().unwrap();

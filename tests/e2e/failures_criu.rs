@@ -186,9 +186,10 @@ fn a_destination_without_a_working_criu_refuses() {
 fn a_node_with_a_criu_that_is_too_old_refuses_and_sends_nothing() {
     for (test, node) in [("old-there", "b"), ("old-here", "a")] {
         let (victim, at) = up_with_unreliable_criu(test, node);
+        // Before it is asked the first time.
+        fs::write(at.join("mode"), "older").unwrap();
         victim.bed.lab().restart_node(node).unwrap();
         let named = format!("CRIU at {} is version 4.0, older than 4.1;", at.join("criu").display());
-        fs::write(at.join("mode"), "older").unwrap();
         let doctor = victim.bed.godwit(node, &["doctor"]);
         assert!(doctor.code == 1 && doctor.stdout.contains("version 4.0, older than 4.1"), "{doctor:?}");
         kept_by_each(victim, &at, &["older"], |reason| reason.contains(&named));

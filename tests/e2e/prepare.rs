@@ -100,7 +100,9 @@ fn what_is_written_meanwhile_is_sent_ahead_again() {
     let mut prepared = || events.find(|line| line.contains(r#""outcome":"prepared""#)).expect("it goes on");
     prepared();
     data.fill(FILL).unwrap();
-    let second: Report = serde_json::from_str(&prepared()).unwrap();
+    // One may have begun in the middle of it.
+    let mut next = || serde_json::from_str::<Report>(&prepared()).unwrap();
+    let second = Some(next()).filter(|report| report.page_bytes >= FILL).unwrap_or_else(next);
     assert!(second.page_bytes >= FILL, "{second:?}");
     interrupt_child(&mut preparing, 0);
     let report = bed.migrate_so("redis", "a", "b", &["--mode", "precopy", "--compress", "off"]);

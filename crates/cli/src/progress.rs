@@ -153,8 +153,7 @@ fn advance(lacking: &LackingLayers, name: &str) -> String {
         _ => format!("{node} lacks {layers} of {of} layers of {image}, {bytes}"),
     };
     if *asks_registry {
-        let whose = if *of < 2 { "its" } else { "their" };
-        said.push_str(&format!("; {node} asks {whose} registry first"));
+        said.push_str(&format!("; {node} asks the image's registry first"));
     }
     said
 }
@@ -210,9 +209,7 @@ mod tests {
         let said = |lacking: &LackingLayers| advance(lacking, "cache");
         assert_eq!(said(&lacking), "b lacks 3 of 5 layers of docker.io/library/redis:7, 40.0 MiB");
         let asks = LackingLayers { asks_registry: true, ..lacking.clone() };
-        assert!(said(&asks).ends_with("40.0 MiB; b asks their registry first"));
-        let asks = LackingLayers { of: 0, ..asks };
-        assert!(said(&asks).ends_with("40.0 MiB; b asks its registry first"));
+        assert!(said(&asks).ends_with("40.0 MiB; b asks the image's registry first"));
         let only = LackingLayers { layers: 1, of: 1, image: String::new(), ..lacking.clone() };
         assert_eq!(said(&only), "b lacks the layer of cache, 40.0 MiB");
         let kept = LackingLayers { layers: 0, of: 0, ..lacking };

@@ -46,6 +46,15 @@ pub enum CriuError {
         /// What is wrong with it.
         reason: String,
     },
+    /// This process is under a filter of system calls, which CRIU and what it restores inherit. The kernel lets such a process
+    /// lift no other's filter, as CRIU does for a dump and a restore.
+    #[error(
+        "CRIU at {path} cannot work: godwitd is under a filter of system calls (Seccomp in /proc/PID/status), with which the kernel lets it lift none of a service's; start godwitd without: a profile of the container that it is in, or SystemCallFilter=, MemoryDenyWriteExecute=, Restrict…= and Protect…= of its systemd unit set one"
+    )]
+    Filtered {
+        /// The binary.
+        path: PathBuf,
+    },
     /// It is older than godwit needs.
     #[error(
         "CRIU at {path} is version {version}, older than {}; install the godwit-criu of this godwit, or run scripts/setup",

@@ -48,7 +48,6 @@ pub use dump::{
 pub use error::CriuError;
 pub use open_files::not_external;
 pub use places::Places;
-pub use status::is_filtered;
 
 /// Oldest CRIU that godwit uses: 4.1 dumps and restores on kernels with today's vDSO.
 pub const OLDEST_VERSION: Version = Version::release(4, 1, 0);
@@ -232,6 +231,11 @@ impl Criu {
     }
 
     async fn ask_version(&self) -> Result<Version, CriuError> {
+        // `criu check` does not find that out.
+        let own = std::fs::read_to_string("/proc/self/status");
+        if own.is_ok_and(|own| status::has_filter(&own)) {
+            return Err(CriuError::Filtered { path: self.path.clone() });
+        }
         let mut service = rpc::Service::start(&self.path, None, None)?;
         let answer = service.ask(rpc::CriuReq::of_type(rpc::CriuReqType::Version)).await?;
         service.end().await.map_err(|source| CriuError::Start { path: self.path.clone(), source })?;

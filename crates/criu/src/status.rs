@@ -1,22 +1,13 @@
 //! The text of `/proc/PID/status`.
 
-use std::path::Path;
-
 /// A field of the text, without the white space around it.
 pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
 }
 
-/// Whether seccomp(2) restricts the system calls of the thread whose `status` in `/proc` has this text.
+/// Whether a filter of system calls (seccomp) restricts the process with this text.
 pub(crate) fn has_filter(text: &str) -> bool {
     field(text, "Seccomp").is_some_and(|mode| mode != "0")
-}
-
-/// Whether a filter of system calls (seccomp) restricts this process itself, by the files below `proc`, which is `/proc`. CRIU
-/// inherits it, and the kernel lets such a process lift no other's filter, as CRIU does for a dump and a restore.
-#[must_use]
-pub fn is_filtered(proc: &Path) -> bool {
-    std::fs::read_to_string(proc.join("self/status")).is_ok_and(|text| has_filter(&text))
 }
 
 /// The last number of a field that has one for each PID namespace: that of the innermost.

@@ -182,6 +182,7 @@ impl Making {
             0 => {}
             commands => return Err(internal(EngineError::Occupied { name: config.name.clone(), commands })),
         }
+        self.node.criu().version().await.map_err(|error| status(Status::failed_precondition, &error))?;
         let prepared = self.node.criu().clone().as_stock().prepare().map_err(internal)?;
         let dumped = tokio::select! {
             dumped = self.dump(prepared) => dumped,

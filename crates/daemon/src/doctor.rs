@@ -67,7 +67,6 @@ fn missing(name: &str, found: impl Into<String>, advice: impl Into<String>) -> C
 pub(crate) async fn examine(node: &Node) -> Vec<Check> {
     let local = node.local();
     let mut checks = criu(node.criu()).await;
-    checks.push(filter(godwit_criu::is_filtered(Path::new("/proc"))));
     checks.push(tracker(&local.tracker));
     if local.tracker.backend == Backend::Uffd {
         checks.push(shared_memory(godwit_memory::tracker::shared_writes()));
@@ -199,6 +198,9 @@ async fn criu(criu: &Criu) -> Vec<Check> {
             let found = format!("version {version}, older than {}", godwit_criu::OLDEST_VERSION);
             return vec![missing("criu", found, advice)];
         }
+        Err(error @ CriuError::Filtered { .. }) => {
+            return vec![missing("criu", error_chain(&error), "start godwitd without that filter")];
+        }
         Err(error) => return vec![missing("criu", error_chain(&error), advice)],
     };
     let check = match criu.check().await {
@@ -232,19 +234,6 @@ async fn criu(criu: &Criu) -> Vec<Check> {
         Err(error) => missing("criu patches", error_chain(&error), advice),
     };
     vec![version, check, patches, lazy]
-}
-
-/// Whether a filter of system calls restricts godwitd. `criu check` does not find out.
-fn filter(is_filtered: bool) -> Check {
-    let name = "system call filter";
-    match is_filtered {
-        false => ok(name, "none restricts godwitd"),
-        true => missing(
-            name,
-            "one restricts godwitd (seccomp): services inherit it, the kernel lets CRIU lift no other's filter then, and no service comes or goes",
-            "start godwitd without: no SystemCallFilter= in its systemd unit, no profile for a container that it is in",
-        ),
-    }
 }
 
 /// What finds the pages that a service writes while it is copied.

@@ -32,7 +32,7 @@ use crate::pieces::{Incoming, PIECES, hand_on};
 use crate::services::{self, owned, reserve};
 use crate::staging::Staging;
 use crate::state::now_ms;
-use crate::status::{internal, invalid};
+use crate::status::{internal, invalid, status};
 use crate::{convert, cordon};
 
 /// Longest host name (`HOST_NAME_MAX`).
@@ -61,6 +61,8 @@ pub(crate) async fn restore(
     if let Some(objection) = cordon::objection(node).map_err(internal)? {
         return Err(Status::failed_precondition(objection));
     }
+    // Before the archive comes.
+    node.criu().version().await.map_err(|error| status(Status::failed_precondition, &error))?;
     let staging = Staging::new(&node.local().layout).map_err(internal)?;
     let unpacked = receive(&mut input, staging.path()).await?;
     let (mut service, archived) = described(&unpacked, &start)?;

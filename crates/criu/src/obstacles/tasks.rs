@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::Obstacle;
-use crate::status::{field, has_filter, innermost, is_filtered};
+use crate::status::{field, innermost};
 
 const TRACED: &str = "and CRIU cannot dump a process that is traced; end the debugger or strace first";
 const HEADLESS: &str =
@@ -16,7 +16,6 @@ const NESTED: &str =
     "and CRIU cannot dump namespaces inside those of the service; switch the program's own sandbox off";
 const ROOT: &str = "and CRIU dumps no service whose first process has that; switch the program's own chroot(2) off, or start it as a child";
 const TRAP: &str = "and CRIU cannot dump that; try again when it has taken the signal";
-const FILTERED: &str = "which CRIU cannot lift for the dump, since godwitd is under such a filter itself; start godwitd without one (SystemCallFilter= of its systemd unit, or the profile of a container that it is in)";
 
 /// Namespaces of which all processes of a service must have the same: their names in `/proc/PID/ns`, and for people.
 const SHARED_NAMESPACES: [(&str, &str); 6] = [
@@ -59,7 +58,6 @@ struct Thread {
     tracer: u32,
     /// Whether a SIGTRAP waits for it.
     has_trap: bool,
-    has_filter: bool,
 }
 
 /// Reads the status of a process; none when it is gone.
@@ -87,7 +85,6 @@ fn parse(pid: u32, text: &str) -> Option<Task> {
 pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle> {
     let mut found = Vec::new();
     let of_main = tasks.iter().find(|task| task.pid == main);
-    let is_filtered = is_filtered(proc);
     for task in tasks {
         let mut add = |what: String, why| found.push(Obstacle::new(task, what, why));
         if task.state == 'Z' {
@@ -103,9 +100,6 @@ pub(super) fn obstacles(proc: &Path, tasks: &[Task], main: u32) -> Vec<Obstacle>
         }
         if threads.iter().any(|thread| thread.has_trap) {
             add("has a SIGTRAP waiting for it".into(), TRAP);
-        }
-        if is_filtered && threads.iter().any(|thread| thread.has_filter) {
-            add("has a filter of system calls (seccomp)".into(), FILTERED);
         }
         if task.pid == main && has_other_root(proc, main) {
             add("has another root directory than its container".into(), ROOT);
@@ -137,7 +131,6 @@ fn threads(proc: &Path, pid: u32) -> Vec<Thread> {
             let trap = 1 << (libc::SIGTRAP - 1);
             Some(Thread {
                 tracer: field(&text, "TracerPid")?.parse().ok()?,
-                has_filter: has_filter(&text),
                 has_trap: (set("SigPnd") | set("ShdPnd")) & trap != 0,
             })
         })
@@ -271,19 +264,6 @@ mod tests {
             proc.check(101)[0].to_string(),
             format!("process 102 (pro?gram, PID 2 in the service) is traced by process 55, {TRACED}")
         );
-    }
-
-    #[test]
-    fn a_filter_is_in_the_way_where_godwitd_has_one_itself() {
-        let proc = Fake::new();
-        proc.add(101, 1, 1, "Seccomp:\t0").add(102, 101, 1, "Seccomp:\t2");
-        assert_eq!(proc.found(), []);
-        fs::create_dir_all(proc.0.path().join("self")).unwrap();
-        let own = |mode| fs::write(proc.0.path().join("self/status"), format!("Seccomp:\t{mode}\n")).unwrap();
-        own(0);
-        assert_eq!(proc.found(), []);
-        own(2);
-        assert_eq!(proc.found(), [(102, FILTERED)]);
     }
 
     #[test]

@@ -443,6 +443,7 @@ impl Docker {
         let (name_of_image, id) = &definition.image;
         let known = self.image(name, id).await?.and_then(|image| image.repo_digests).unwrap_or_default();
         Ok(Found {
+            // Without it, the image comes from its node.
             image_digest: digest_at_registry(name_of_image, &known),
             name: definition.name.clone(),
             image: definition.image.0.clone(),

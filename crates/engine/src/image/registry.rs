@@ -35,6 +35,8 @@ const LONGEST: Duration = Duration::from_secs(600);
 const TICK: Duration = Duration::from_millis(200);
 /// What comes beside the layers, bytes: a manifest and a configuration, and what filesystems round up.
 const DOCUMENTS: u64 = 16 << 20;
+/// Largest configuration of an image, bytes.
+const DOCUMENT: u64 = 4 << 20;
 /// As much as is kept of what skopeo says, bytes.
 const MAX_SAID: usize = 4 << 10;
 /// How many layers are unpacked at once.
@@ -62,6 +64,8 @@ pub enum FetchError {
     Scratch(io::Error),
     #[error("{MOST_RUNNING} other images are being fetched")]
     Busy,
+    #[error("it has an image with the configuration {0} there, which is not that of the container")]
+    Another(Digest),
     #[error("the engine cannot fetch it")]
     Engine(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("layer {digest} is not what it has to be: {cause}")]
@@ -176,19 +180,55 @@ impl Registries {
         })
     }
 
-    /// Lets an engine of others fetch an image in its own way, as few at once and for as long as skopeo may.
+    /// Lets an engine of others fetch an image in its own way, if the registry has by that reference the image with this ID: the
+    /// digest of its configuration, or that of the reference. What the engine has begun it ends, whether that is waited for or
+    /// not: one that is killed may leave half an image.
     ///
     /// # Errors
-    /// It cannot, it takes too long, or too many do so already.
-    pub async fn by_engine(
+    /// The registry does not answer or has another image, the engine cannot, it takes too long, or too many do so already.
+    pub async fn by_engine<E: std::error::Error + Send + Sync + 'static>(
         &self,
-        fetching: impl Future<Output = Result<(), impl std::error::Error + Send + Sync + 'static>>,
+        image: &Pinned,
+        id: &Digest,
+        fetching: impl Future<Output = Result<(), E>> + Send + 'static,
     ) -> Result<(), FetchError> {
-        let Ok(_one_of_few) = self.running.try_acquire() else { return Err(FetchError::Busy) };
+        let Ok(one_of_few) = Arc::clone(&self.running).try_acquire_owned() else {
+            return Err(FetchError::Busy);
+        };
+        let configuration = self.configuration(image).await?;
+        if configuration != *id && !image.0.ends_with(&format!("@{id}")) {
+            return Err(FetchError::Another(configuration));
+        }
+        let fetching = tokio::spawn(async move {
+            let _one_of_few = one_of_few;
+            fetching.await
+        });
         let fetched = tokio::time::timeout(self.longest, fetching).await;
-        fetched
-            .map_err(|_| FetchError::Slow(self.longest))?
-            .map_err(|error| FetchError::Engine(Box::new(error)))
+        let fetched = fetched.map_err(|_| FetchError::Slow(self.longest))?;
+        let fetched = fetched.map_err(|error| FetchError::Engine(Box::new(error)))?;
+        fetched.map_err(|error| FetchError::Engine(Box::new(error)))
+    }
+
+    /// The digest of the configuration that an image has for this machine.
+    async fn configuration(&self, image: &Pinned) -> Result<Digest, FetchError> {
+        let (first, others) =
+            self.program.split_first().ok_or_else(|| FetchError::Program(io::ErrorKind::NotFound.into()))?;
+        let mut command = Command::new(first);
+        command.args(others).args(["inspect", "--raw", "--config", &format!("docker://{image}")]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let asking = async {
+            let (_stays, mut skopeo) = start(command).await?;
+            let (stdout, stderr) = (skopeo.stdout.take(), skopeo.stderr.take());
+            let said = tokio::try_join!(read(stdout, DOCUMENT), read(stderr, MAX_SAID as u64))?;
+            Ok::<_, io::Error>((skopeo.wait().await?, said))
+        };
+        let asked = tokio::time::timeout(self.silence, asking).await;
+        let (status, (told, said)) =
+            asked.map_err(|_| FetchError::Silent(self.silence))?.map_err(FetchError::Program)?;
+        match status.success() {
+            true => Ok(Digest::of(&told)),
+            false => Err(FetchError::Refused(last_words(&said))),
+        }
     }
 
     /// Fetches layers of an image into the store: those that are `lacking`, with the bytes of their blobs. Those that are
@@ -342,6 +382,15 @@ async fn start(mut command: Command) -> io::Result<(Stays, Child)> {
     })?;
     let child = starting.await.map_err(|_| io::Error::other("the thread that starts it has ended"))?;
     Ok((Stays { _until: until }, child?))
+}
+
+/// What a program writes, or its beginning.
+async fn read(from: Option<impl AsyncReadExt + Unpin>, most: u64) -> io::Result<Vec<u8>> {
+    let mut said = Vec::new();
+    if let Some(from) = from {
+        from.take(most).read_to_end(&mut said).await?;
+    }
+    Ok(said)
 }
 
 /// Where a layout has its blobs.

@@ -63,7 +63,7 @@ impl Podman {
             return Err(self.care.unfit(name, objections));
         }
         let ports = definition.ports();
-        let image_digest = self.digest_of_image(name, definition.image()).await?;
+        let image_digest = self.digest_of_image(name, definition.image()).await;
         let definition = definition.of_no_node();
         let process = &definition.spec()["process"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -74,15 +74,17 @@ impl Podman {
         found.map(|image| (id, image)).ok_or_else(|| EngineError::NotFound(config.name.clone()))
     }
 
-    /// The digest by which the registry of its name has the image with this ID.
+    /// The digest by which the registry of its name has the image with this ID. Without it, the image comes from its node.
     pub(super) async fn digest_of_image(
         &self,
         service: &ServiceName,
         (name, id): (&str, &str),
-    ) -> Result<Option<String>, EngineError> {
-        let image = self.images(service, &[id]).await?.pop();
-        let known = image.and_then(|image| image.repo_digests).unwrap_or_default();
-        Ok(digest_at_registry(name, &known))
+    ) -> Option<String> {
+        let images = self.images(service, &[id]).await;
+        let images = images.inspect_err(
+            |error| tracing::warn!(container = %service, image = id, %error, "no registry is known of an image"),
+        );
+        digest_at_registry(name, &images.ok()?.pop()?.repo_digests?)
     }
 
     /// Bytes of its layers.

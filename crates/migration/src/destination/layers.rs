@@ -71,14 +71,22 @@ pub(super) async fn receive_layers(
 
 /// Has the engine of a container ask the image's registry, and tells the source whether the image has to come from there.
 async fn image_still_lacking(
-    local: &NodeResources,
+    local: &Arc<NodeResources>,
     link: &mut Link,
     (service, image): (&Service, &Pinned),
     missing: &[Layer],
 ) -> Result<Vec<Layer>, DestinationError> {
-    let config = local.config(service);
+    // A container has one: its image.
+    let [Layer { digest, .. }] = missing else {
+        return Err(DestinationError::Protocol("a container with several images"));
+    };
+    let id = digest.parse::<Digest>()?;
+    let fetching = {
+        let (local, config, image) = (Arc::clone(local), local.config(service), image.clone());
+        async move { local.engine.fetch_image(&config, &image).await }
+    };
     let fetched = tokio::select! {
-        fetched = local.registries.by_engine(local.engine.fetch_image(&config, image)) => fetched,
+        fetched = local.registries.by_engine(image, &id, fetching) => fetched,
         error = given_up(link) => return Err(error),
     };
     let still = match fetched {
