@@ -17,8 +17,12 @@
 //! after a month. A journal has a random identity, so that a destination in doubt notices when it asks another
 //! journal than the one in which its migration began.
 //!
+//! On a full disk the decision against a commit must still be written, or the service would stay frozen: beside the journal
+//! is a file whose only purpose is to be removed then ([`Room`]).
+//!
 //! A service has one open migration on a node: [`Journal::begin`] ends older ones, or refuses ([`older`]).
 
+mod room;
 mod stage;
 
 use std::path::{Path, PathBuf};
@@ -34,6 +38,7 @@ use crate::failpoint;
 use crate::options::ServeOptions;
 use crate::schema::{self, SchemaError, Step};
 use crate::service::Service;
+use room::Room;
 pub use stage::{Older, Role, Stage, older};
 
 /// The result of writing the commit.
@@ -182,6 +187,7 @@ pub const SCHEMA_VERSION: usize = STEPS.len();
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
+    room: Room,
     identity: String,
     undecided: AtomicBool,
     database: Mutex<Connection>,
@@ -215,6 +221,7 @@ impl Journal {
         let identity = database.query_row("SELECT id FROM identity", [], |row| row.get(0))?;
         let journal = Self {
             path: path.to_path_buf(),
+            room: Room::beside(path),
             identity,
             undecided: AtomicBool::new(false),
             database: Mutex::new(database),
@@ -273,6 +280,7 @@ impl Journal {
             let epoch = i64::try_from(service.epoch).map_err(|_| damaged())?;
             let serving =
                 serving.map(|serving| serde_json::to_string(&serving)).transpose().map_err(|_| damaged())?;
+            self.room.take();
             let mut database = self.lock();
             let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let others = select(&transaction, "service_id = ?1 ORDER BY id", params![service.id])?;
@@ -338,6 +346,7 @@ impl Journal {
         off_worker(|| {
             let mut database = self.lock();
             let Err(error) = self.write_commit(&mut database, id, stage) else { return Commit::Written };
+            self.room.give();
             let unknown = match self.read_again(&mut database, id) {
                 Ok(Some(entry)) if entry.stage.is_committed() => {
                     tracing::warn!(migration = id, error = %crate::error_chain(&error), "the commit is on the disk, though its write failed");

@@ -246,13 +246,19 @@ fn a_commit_whose_write_failed_counts_if_it_is_on_the_disk() {
 
 #[test]
 fn a_commit_whose_write_failed_does_not_count_if_the_disk_does_not_have_it() {
-    let (_directory, journal) = journal();
+    let (directory, journal) = journal();
     begin(&journal, "01A", Role::Source, "b", &service()).unwrap();
     journal.set("01A", Stage::Frozen, "").unwrap();
+    let room = directory.path().join("journal.room");
+    assert!(room.exists());
     let _fault = failpoint::failing(&["journal.committing"]);
     assert!(matches!(journal.commit("01A", Stage::Committed), Commit::NotWritten(_)));
     assert_eq!(stage(&journal, "01A"), Stage::Frozen);
+    assert!(!room.exists(), "on a full disk this could not be written");
     journal.set("01A", Stage::Undoing, "the disk is full").unwrap();
+    journal.set("01A", Stage::Aborted, "").unwrap();
+    begin(&journal, "01B", Role::Source, "b", &service()).unwrap();
+    assert!(room.exists());
 }
 
 #[test]
