@@ -7,13 +7,19 @@ use std::process::Child;
 use godwit_lab::workload::Workload;
 use godwit_tests::disks::Small;
 use godwit_tests::wait_for;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-use crate::engine_nodes::{self, COPIED, IMAGE, Nodes, is_tried};
+use crate::engine_nodes::{self, COPIED, IMAGE, Nodes, RECEIVED, is_tried};
 
 /// Starts Redis as service `cache` on node a.
 fn start(nodes: &Nodes) {
-    let mut more = vec!["--restart", "no"];
+    start_with(nodes, "no");
+}
+
+/// The same with this restart policy.
+pub(crate) fn start_with(nodes: &Nodes, policy: &str) {
+    let mut more = vec!["--restart", policy];
     more.extend(nodes.preset.env.iter().flat_map(|entry| ["--env", entry]));
     more.extend(nodes.preset.user.iter().flat_map(|user| ["--user", user]));
     let command: Vec<_> = nodes.preset.command.iter().map(String::as_str).collect();
@@ -90,6 +96,61 @@ fn on_its_way(engine: &str) {
     nodes.is_at("b", "running");
     nodes.connect();
     nodes.down();
+}
+
+#[test]
+fn a_container_that_podman_starts_again_by_its_policy_on_its_way_stays() {
+    is_started_again("podman");
+}
+
+#[test]
+fn a_container_that_docker_starts_again_by_its_policy_on_its_way_stays() {
+    is_started_again("docker");
+}
+
+fn is_started_again(engine: &str) {
+    if !is_tried(engine, "podman") {
+        return;
+    }
+    let nodes = Nodes::up(engine, "again", Workload::Redis, &[]);
+    start_with(&nodes, "always");
+    let moving = begin(&nodes);
+    let before = nodes.pid("a");
+    kill(before);
+    let pid = nodes.next_life("a", before);
+    let reason = ends_in_vain(&nodes, moving, "its next life");
+    assert!(reason.contains("container cache: its main process has ended"), "{reason}");
+    is_not_on_b(&nodes, "its next life");
+    nodes.is_at("a", "running");
+    nodes.is_shown("a", "running");
+    wait_for("godwit to follow", || (nodes.bed.pid("a", "cache") == pid).then_some(()));
+    assert_eq!(nodes.pid("a"), pid, "it is left alone");
+    nodes.connect().fill(1 << 20).unwrap();
+
+    // It is frozen, and all of it has come to node b. Where a frozen process does not die, its engine learns of it later.
+    let moving = engine_nodes::begin(&nodes.bed, &nodes.points, RECEIVED, &["--mode", "precopy"]);
+    kill(pid);
+    nodes.points.let_go(RECEIVED);
+    let said = moving.wait_with_output().unwrap();
+    println!("{said:?}");
+    assert!(matches!(said.status.code(), Some(0 | 1)), "{said:?}");
+    let here = if said.status.success() { "b" } else { "a" };
+    nodes.is_at(here, "running");
+    nodes.is_shown(here, "running");
+    wait_for("godwit to follow", || (nodes.bed.pid(here, "cache") == nodes.pid(here)).then_some(()));
+    nodes.connect();
+    if here == "b" {
+        nodes.bed.migrate("cache", "b", "a");
+    }
+    nodes.bed.migrate("cache", "a", "b");
+    nodes.is_at("b", "running");
+    nodes.connect();
+    nodes.down();
+}
+
+fn kill(pid: u64) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
 }
 
 #[test]
@@ -209,8 +270,67 @@ fn fills_up(engine: &str) {
     let said = format!("storage {} is on another filesystem than", storage.display());
     assert!(prepared.code == 0 && prepared.stderr.contains(&said), "{prepared:?}");
 
-    nodes.bed.migrate("cache", "a", "b");
+    // All of it has come, and what its engine writes as it restores it has no room. Not every release writes anything then.
+    let moving = engine_nodes::begin(&nodes.bed, &nodes.points, RECEIVED, &["--mode", "precopy"]);
+    let full = small.fill();
+    nodes.points.let_go(RECEIVED);
+    let said = moving.wait_with_output().unwrap();
+    println!("restore: {said:?}");
+    if said.status.success() {
+        lasting.call(&["PING"]).unwrap();
+        drop(full);
+    } else {
+        assert_eq!(said.status.code(), Some(1), "{said:?}");
+        drop(full);
+        is_as_before("restore");
+        nodes.bed.migrate("cache", "a", "b");
+    }
     nodes.is_at("b", "running");
     nodes.connect();
+    nodes.down();
+}
+
+#[test]
+fn a_service_goes_on_where_the_disks_of_its_dockerd_and_its_godwitd_fill_up_as_it_leaves() {
+    fills_up_at_the_source("docker");
+}
+
+#[test]
+fn a_service_goes_on_where_the_disks_of_its_podman_and_its_godwitd_fill_up_as_it_leaves() {
+    fills_up_at_the_source("podman");
+}
+
+fn fills_up_at_the_source(engine: &str) {
+    if !is_tried(engine, "podman") {
+        return;
+    }
+    let mut storage = None;
+    let nodes = Nodes::up_on(engine, "fullfrom", Workload::Redis, &[], |engine| {
+        storage = Some(Small::at(&engine.disk("a"), SMALL));
+    });
+    let state = Small::of(&nodes.bed, "a", SMALL);
+    start(&nodes);
+    let mut lasting = nodes.connect();
+    lasting.fill(1 << 20).unwrap();
+    for (disk, what) in [(&storage.unwrap(), "storage"), (&state, "state")] {
+        for point in [COPIED, RECEIVED] {
+            let moving = engine_nodes::begin(&nodes.bed, &nodes.points, point, &["--mode", "precopy"]);
+            let full = disk.fill();
+            nodes.points.let_go(point);
+            let said = moving.wait_with_output().unwrap();
+            println!("{what}, {point}: {said:?}");
+            assert!(matches!(said.status.code(), Some(0 | 1)), "{what}, {point}: {said:?}");
+            lasting.call(&["PING"]).unwrap();
+            drop(full);
+            let here = if said.status.success() { "b" } else { "a" };
+            // What could not be put away without room is put away now.
+            nodes.is_at(here, "running");
+            nodes.is_shown(here, "running");
+            lasting.call(&["PING"]).unwrap();
+            if here == "b" {
+                nodes.bed.migrate("cache", "b", "a");
+            }
+        }
+    }
     nodes.down();
 }

@@ -20,6 +20,8 @@ pub(crate) const IMAGE: &str = "localhost/cache:1";
 
 /// Where memory has been copied and the service is to be frozen next.
 pub(crate) const COPIED: &str = "source.copied";
+/// Where all has come and the engine restores it next.
+pub(crate) const RECEIVED: &str = "destination.received";
 
 /// The engine on each node of a lab.
 pub(crate) enum Engine {
@@ -54,7 +56,7 @@ impl Nodes {
         let mut points = None;
         let bed = Bed::up_with(&format!("{}-{test}", engine.name()), |config| {
             engine.equip(config);
-            points = Some(Points::among(config, &[MADE, STARTED, COPIED]));
+            points = Some(Points::among(config, &[MADE, STARTED, COPIED, RECEIVED]));
             config.programs.serve_arguments.extend(serve.iter().map(|word| (*word).to_owned()));
         });
         prepare(&engine);
@@ -88,6 +90,28 @@ impl Nodes {
             Engine::Podman(podmans) => podmans.hang(node, hangs),
             Engine::Docker(dockers) => dockers.signal(node, if hangs { Signal::STOP } else { Signal::CONT }),
         }
+    }
+
+    /// Kills the dockerd of a node and starts it again; with `live_restore` it leaves containers alone that run already.
+    pub(crate) fn kill_dockerd(&mut self, node: &str, live_restore: bool) {
+        let Engine::Docker(dockers) = &mut self.engine else { panic!("Podman has no daemon") };
+        dockers.kill(&self.bed, node, live_restore);
+    }
+
+    /// The Dockers of the nodes.
+    pub(crate) fn dockers(&self) -> &Dockers {
+        let Engine::Docker(dockers) = &self.engine else { panic!("it is Podman") };
+        dockers
+    }
+
+    /// The process of the service, as the engine of a node knows it.
+    pub(crate) fn pid(&self, node: &str) -> u64 {
+        self.inspect(node)["State"]["Pid"].as_u64().unwrap()
+    }
+
+    /// Waits until the engine of a node has started it again; its process then.
+    pub(crate) fn next_life(&self, node: &str, before: u64) -> u64 {
+        wait_for("its next life", || Some(self.pid(node)).filter(|pid| ![0, before].contains(pid)))
     }
 
     /// All that a container has written.

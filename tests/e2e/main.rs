@@ -20,6 +20,7 @@ mod downgrade;
 mod drain;
 mod engine_changes;
 mod engine_check;
+mod engine_daemons;
 mod engine_faults;
 mod engine_images;
 mod engine_nodes;

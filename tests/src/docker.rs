@@ -3,18 +3,22 @@
 //! One of release 29 or later has images in containerd's store. On node a it starts a containerd by itself, and on node b it is
 //! given one, as a distribution does, whose directories are not Docker's.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use godwit_lab::LabConfig;
 use godwit_lab::workload::Preset;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, test_kill_process};
 use serde_json::json;
 
 use crate::{Bed, PATIENCE, programs, wait_for};
 
 const NODES: [&str; 2] = ["a", "b"];
+
+/// Lines of a dockerd's log that a failed test shows.
+const LOG_TAIL: usize = 20;
 
 /// The Dockers of a lab.
 #[derive(Debug)]
@@ -64,43 +68,73 @@ impl Dockers {
         config.programs.serve_through = ["sh", "-c", &through, "sh"].map(str::to_owned).into();
     }
 
-    /// Starts them.
+    /// Starts them. As a distribution's, they have no `live-restore`.
     pub fn start(&mut self, bed: &Bed) {
         for node in NODES {
-            let own = self.of_node(node);
-            std::fs::create_dir_all(&own).unwrap();
-            let state = Path::new("/run/godwit/labs").join(bed.lab().name()).join(node).join("docker");
-            // No limits that a container here may not have.
-            let limit = |name: &str| json!({ "Name": name, "Soft": 20000, "Hard": 20000 });
-            let settings = json!({
-                "runtimes": { "godwit": { "path": programs().join("godwit-runtime"), "runtimeArgs": ["--state", state] } },
-                "insecure-registries": ["10.99.0.0/16"],
-                "default-ulimits": { "nofile": limit("nofile"), "nproc": limit("nproc") },
-            });
-            let file = own.join("daemon.json");
-            std::fs::write(&file, settings.to_string()).unwrap();
-            let log = std::fs::File::create(own.join("log")).unwrap();
-            let mut command = bed.lab().command(node, "dockerd").unwrap();
-            let option = |name: &str, path: PathBuf| format!("--{name}={}", path.display());
-            command
-                .arg(option("config-file", file))
-                .arg(option("data-root", own.join("root")))
-                .arg(option("exec-root", own.join("exec")))
-                .arg(option("pidfile", own.join("pid")))
-                .arg(format!("--host=unix://{}", self.socket(node).display()))
-                .arg(format!("--cgroup-parent=/godwit-lab/{}/{node}/docker", bed.lab().name()))
-                .arg("--bip=10.77.0.1/24");
+            std::fs::create_dir_all(self.of_node(node)).unwrap();
             if node == "b" && self.release >= 29 {
-                command.arg(option("containerd", self.start_containerd(bed, node)));
+                self.start_containerd(bed, node);
             }
-            command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-            self.daemons.push(command.spawn().unwrap());
+            let daemon = self.serve(bed, node, false);
+            self.daemons.push(daemon);
         }
-        for node in NODES {
-            wait_for(&format!("dockerd on {node}"), || {
-                self.call(node, &["info"]).status.success().then_some(())
-            });
+        NODES.iter().for_each(|node| self.answers(node));
+    }
+
+    /// Starts the dockerd of a node; with `live_restore` it leaves containers alone that run already.
+    fn serve(&self, bed: &Bed, node: &str, live_restore: bool) -> Child {
+        let own = self.of_node(node);
+        let state = Path::new("/run/godwit/labs").join(bed.lab().name()).join(node).join("docker");
+        // No limits that a container here may not have.
+        let limit = |name: &str| json!({ "Name": name, "Soft": 20000, "Hard": 20000 });
+        let settings = json!({
+            "runtimes": { "godwit": { "path": programs().join("godwit-runtime"), "runtimeArgs": ["--state", state] } },
+            "insecure-registries": ["10.99.0.0/16"],
+            "default-ulimits": { "nofile": limit("nofile"), "nproc": limit("nproc") },
+            "live-restore": live_restore,
+        });
+        let file = own.join("daemon.json");
+        std::fs::write(&file, settings.to_string()).unwrap();
+        let log = File::options().create(true).append(true).open(own.join("log")).unwrap();
+        let mut command = bed.lab().command(node, "dockerd").unwrap();
+        let option = |name: &str, path: PathBuf| format!("--{name}={}", path.display());
+        command
+            .arg(option("config-file", file))
+            .arg(option("data-root", own.join("root")))
+            .arg(option("exec-root", own.join("exec")))
+            .arg(option("pidfile", own.join("pid")))
+            .arg(format!("--host=unix://{}", self.socket(node).display()))
+            .arg(format!("--cgroup-parent=/godwit-lab/{}/{node}/docker", bed.lab().name()))
+            .arg("--bip=10.77.0.1/24");
+        let containerd = self.containerd_of(node).join("sock");
+        if containerd.exists() {
+            command.arg(option("containerd", containerd));
         }
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
+    }
+
+    /// Waits until the dockerd of a node answers.
+    pub fn answers(&self, node: &str) {
+        wait_for(&format!("dockerd on {node}"), || self.call(node, &["info"]).status.success().then_some(()));
+    }
+
+    /// Kills the dockerd of a node, with a containerd that it has started itself, and starts it again.
+    pub fn kill(&mut self, bed: &Bed, node: &str, live_restore: bool) {
+        let at = Self::position(node);
+        let own = self.own_containerd(node);
+        self.daemons[at].kill().unwrap();
+        self.daemons[at].wait().unwrap();
+        // The kernel kills it with dockerd. The next one would take it for its own as long as it is there.
+        wait_for("its containerd to end", || {
+            own.is_none_or(|pid| test_kill_process(pid).is_err()).then_some(())
+        });
+        self.daemons[at] = self.serve(bed, node, live_restore);
+    }
+
+    /// The containerd that the dockerd of a node has started.
+    fn own_containerd(&self, node: &str) -> Option<Pid> {
+        let text = std::fs::read_to_string(self.of_node(node).join("exec/containerd/containerd.pid")).ok()?;
+        Pid::from_raw(text.trim().parse().unwrap())
     }
 
     /// The release that these are.
@@ -108,18 +142,22 @@ impl Dockers {
         self.release
     }
 
-    /// Starts a containerd beside the Docker of a node; its socket.
-    fn start_containerd(&mut self, bed: &Bed, node: &str) -> PathBuf {
-        let own = self.of_node(node).join("containerd");
+    /// Where a containerd has all that it has, if the Docker of a node does not start one by itself.
+    fn containerd_of(&self, node: &str) -> PathBuf {
+        self.of_node(node).join("containerd")
+    }
+
+    /// Starts a containerd beside the Docker of a node.
+    fn start_containerd(&mut self, bed: &Bed, node: &str) {
+        let own = self.containerd_of(node);
         std::fs::create_dir(&own).unwrap();
         let socket = own.join("sock");
-        let log = std::fs::File::create(own.join("log")).unwrap();
+        let log = File::create(own.join("log")).unwrap();
         let mut command = bed.lab().command(node, "containerd").unwrap();
         command.arg("--root").arg(own.join("root")).arg("--state").arg(own.join("state"));
         command.arg("--address").arg(&socket).stdin(Stdio::null());
         self.containerd = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
         wait_for("containerd", || socket.exists().then_some(()));
-        socket
     }
 
     /// Has the dockerd of a node forget godwit's runtime. It would keep those that it has if its settings named none.
@@ -129,10 +167,21 @@ impl Dockers {
         self.signal(node, Signal::HUP);
     }
 
+    fn position(node: &str) -> usize {
+        NODES.iter().position(|known| *known == node).unwrap()
+    }
+
     /// Sends the dockerd of a node a signal.
     pub fn signal(&self, node: &str, signal: Signal) {
-        let at = NODES.iter().position(|known| *known == node).unwrap();
-        rustix::process::kill_process(Pid::from_child(&self.daemons[at]), signal).unwrap();
+        let daemon = Pid::from_child(&self.daemons[Self::position(node)]);
+        rustix::process::kill_process(daemon, signal).unwrap();
+    }
+
+    /// Sends the containerd that the Docker of a node has its images in a signal.
+    pub fn signal_containerd(&self, node: &str, signal: Signal) {
+        let given = self.containerd.as_ref().filter(|_| node == "b").map(Pid::from_child);
+        let containerd = given.or_else(|| self.own_containerd(node)).unwrap();
+        rustix::process::kill_process(containerd, signal).unwrap();
     }
 
     /// A call of the Docker of a node.
@@ -170,7 +219,7 @@ impl Dockers {
     /// The end of the log of a node's dockerd.
     fn log(&self, node: &str) -> String {
         let text = std::fs::read_to_string(self.of_node(node).join("log")).unwrap_or_default();
-        let lines: Vec<_> = text.lines().rev().take(10).collect();
+        let lines: Vec<_> = text.lines().rev().take(LOG_TAIL).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
@@ -250,6 +299,11 @@ impl Dockers {
 impl Drop for Dockers {
     /// After a test that failed, its containers are killed with the lab.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in NODES {
+                eprintln!("--- end of the log of dockerd on {node}\n{}", self.log(node));
+            }
+        }
         self.end();
     }
 }

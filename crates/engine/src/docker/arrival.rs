@@ -159,7 +159,9 @@ impl BegunRestore for Begun {
         let Self { docker, starting, landing, log } = *self;
         let request = landing.request().clone();
         if starting.is_finished() {
-            return Err(request.refused("Docker has not waited for it"));
+            return Err(request.refused(
+                "Docker has not waited for it; if dockerd was restarted meanwhile, begin the move again",
+            ));
         }
         landing.put_log(log.as_ref());
         let landed = landing.go_on(None)?;
