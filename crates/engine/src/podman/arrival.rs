@@ -4,14 +4,15 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use serde_json::Value;
+use tokio::process::Command;
 
-use super::command::Call;
+use super::command::{Call, said};
 use super::definition::{Definition, Here};
 use super::{Podman, RUNTIME, settings};
 use crate::container::{
@@ -20,7 +21,7 @@ use crate::container::{
 use crate::foreign::landing::{self, Landing, Prepared};
 use crate::foreign::log;
 use crate::foreign::record::Record;
-use crate::foreign::{Keeps, LONG, instructions};
+use crate::foreign::{Keeps, LONG, SHORT, instructions, is_id};
 use crate::processes::process;
 
 /// Podman waits four minutes for its runtime. So long godwit does.
@@ -61,16 +62,20 @@ impl Podman {
         task: &Value,
     ) -> io::Result<()> {
         let mut settings = settings::of_node()?;
-        let runtime = settings::runtime(&settings, runtime_name);
-        let runtime = runtime.unwrap_or_else(|| match runtime_name {
-            RUNTIME => self.config.runc.clone(),
-            other => other.into(),
-        });
+        let runtime = self.runtime_of(&settings, runtime_name);
         instructions::instruct(place, (&runtime, &self.path_variable), id, task)?;
         let link = place.join(LINK);
         symlink(&self.config.runtime, &link)?;
         settings::add_runtime(&mut settings, runtime_name, &link, standard);
         fs::write(place.join(SETTINGS), settings::text(&settings)?)
+    }
+
+    /// The program that Podman has for a runtime.
+    fn runtime_of(&self, settings: &toml::Table, name: &str) -> PathBuf {
+        settings::runtime(settings, name).unwrap_or_else(|| match name {
+            RUNTIME => self.config.runc.clone(),
+            other => other.into(),
+        })
     }
 
     /// Has Podman begin the import.
@@ -143,7 +148,29 @@ impl Podman {
             }
             tokio::time::sleep(IMPORT_LOOK).await;
         }
-        self.remove_it(config, &record.id).await
+        self.remove_it(config, &record.id).await?;
+        self.forget_in_runtime(config, &record.id).await
+    }
+
+    /// Has the runtime forget a container. Without room for what it notes, Podman 5 does not know that there is one, and the
+    /// next import would find its ID taken.
+    async fn forget_in_runtime(&self, config: &ContainerConfig, id: &str) -> Result<(), EngineError> {
+        let failed = |reason: String| self.care.failed(&config.name, "have its runtime forget", reason);
+        if !is_id(id) {
+            return Ok(());
+        }
+        let settings = settings::of_node().map_err(|error| failed(error.to_string()))?;
+        let runtime = self.runtime_of(&settings, RUNTIME);
+        let mut command = Command::new(&runtime);
+        // Nothing happens where it knows none of this ID.
+        command.args(["delete", "--force", "--", id]).env("PATH", &self.path_variable).stdin(Stdio::null());
+        let output = tokio::time::timeout(SHORT, command.kill_on_drop(true).output()).await;
+        let output = output.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let output = output.map_err(|error| failed(format!("{}: {error}", runtime.display())))?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(failed(said(&output.stderr))),
+        }
     }
 }
 
