@@ -101,6 +101,66 @@ fn made_and_moved(engine: &str) {
 }
 
 #[test]
+fn a_health_check_that_podman_was_told_moves_with_its_container() {
+    checked_and_moved("podman");
+}
+
+#[test]
+fn a_health_check_that_docker_was_told_moves_with_its_container() {
+    checked_and_moved("docker");
+}
+
+fn checked_and_moved(engine: &str) {
+    if !is_tried(engine, "docker") {
+        return;
+    }
+    let nodes = Nodes::up(engine, "healthy", Workload::Redis, &[]);
+    let line = "redis-cli ping >>/checks";
+    let mut more = vec!["--health-cmd", line, "--health-interval", "250ms", "--health-retries", "7"];
+    more.extend(["--health-timeout", "20s", "--health-start-period", "1m30s"]);
+    let command: Vec<_> = nodes.preset.command.iter().map(String::as_str).collect();
+    nodes.bed.done("a", &nodes.words(IMAGE, &more, &command));
+    let check = |node: &str| nodes.inspect(node)["Config"]["Healthcheck"].clone();
+    let told = check("a");
+    assert_eq!(told["Test"], serde_json::json!(["CMD-SHELL", line]), "{told}");
+    for (setting, value) in [
+        ("Interval", 250_000_000_u64),
+        ("Retries", 7),
+        ("Timeout", 20_000_000_000),
+        ("StartPeriod", 90_000_000_000),
+    ] {
+        assert_eq!(told[setting], value, "{setting}: {told}");
+    }
+    let checks = |node: &str| {
+        let lines = nodes.own(node, &["exec", "cache", "/bin/sh", "-c", "wc -l <>/checks"]);
+        lines.trim().parse::<u32>().unwrap()
+    };
+    let is_healthy = |node: &str| {
+        wait_for(&format!("{engine} on {node} to find it healthy"), || {
+            // No systemd has Podman check what it has started in a lab.
+            if engine == "podman" && node == "a" {
+                nodes.own(node, &["healthcheck", "run", "cache"]);
+            }
+            (nodes.inspect(node)["State"]["Health"]["Status"] == "healthy").then_some(())
+        });
+    };
+    is_healthy("a");
+    let before = checks("a");
+    assert!(before > 0);
+    nodes.bed.migrate("cache", "a", "b");
+    nodes.is_at("b", "running");
+    assert_eq!(check("b"), told);
+    is_healthy("b");
+    wait_for("a check there", || (checks("b") > before).then_some(()));
+    nodes.bed.done("b", &["rm", "--force", "cache"]);
+
+    // And none at all.
+    nodes.bed.done("a", &nodes.words(IMAGE, &["--no-healthcheck"], &command));
+    assert_eq!(check("a")["Test"], serde_json::json!(["NONE"]));
+    nodes.down();
+}
+
+#[test]
 fn a_program_that_podman_starts_has_its_network_from_its_first_instruction() {
     first_instruction("podman");
 }

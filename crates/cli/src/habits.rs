@@ -36,7 +36,7 @@ const VERBS: &[(&str, &str)] = &[
     ),
     (
         "healthcheck",
-        "godwit has no health checks of its own: those of a container of Podman or Docker move with it (`godwit adopt`)",
+        "godwit has no health checks of its own: `godwit run --engine podman --health-cmd` has Podman make one, which moves with the container",
     ),
     ("history", "`godwit image ls --layers` lists the layers of images"),
     ("import", "`godwit run --rootfs DIR` takes a root filesystem from a directory"),
@@ -192,8 +192,8 @@ const RUN: &[(&str, &str)] = &[
     ("--gpus", "the state of a GPU does not move"),
     ("--group-add", "--user UID:GID says as whom a service runs"),
     (
-        "--health-cmd --health-interval --health-on-failure --health-retries --health-start-period --health-timeout --no-healthcheck",
-        "godwit has no health checks of its own: those of a container of Podman or Docker move with it (`godwit adopt`)",
+        "--health-on-failure --health-start-interval",
+        "it is `podman run` or `docker run` that has it: `godwit adopt` takes the container as it is",
     ),
     ("--init --init-path", "name an init as the command: `godwit run … tini COMMAND`"),
     ("--ip6", "a service's IPv6 address is made from its IPv4 address: --ip, and `godwitd serve --subnet6`"),
@@ -501,7 +501,7 @@ mod tests {
         }
         for (line, words) in [
             ("godwit run -it --image i.tar sh", "godwit exec -it"),
-            ("godwit run --health-interval 1s --image i.tar sh", "godwit run has no --health-interval"),
+            ("godwit run --health-on-failure kill --image i.tar sh", "godwit run has no --health-on-failure"),
             ("godwit run --frobnicate --image i.tar sh", "unexpected argument"),
             ("godwit ps --privileged", "unexpected argument"),
         ] {

@@ -87,6 +87,14 @@ pub enum ValueError {
     Time,
     #[error("write a duration with its unit: 90s, 15m, 2h, 1d")]
     Duration,
+    #[error("write a time with its unit: 500ms, 30s, 1m30s")]
+    HealthTime,
+    #[error("a health check needs a command; --no-healthcheck is for none at all")]
+    NoHealthCommand,
+    #[error(
+        "a health check is a line for the image's shell, not a JSON array: write --health-cmd 'PROGRAM ARGUMENT'"
+    )]
+    HealthWords,
     #[error("write a latency with its unit: 20ms, 500us")]
     Latency,
     #[error("a rate is a whole number with a unit: 400mbit, 1gbit, 50MB/s or 50MiB/s")]
@@ -498,6 +506,37 @@ pub fn latency(text: &str) -> Result<Duration, ValueError> {
         _ => duration(text).map_err(|_| ValueError::Latency)?,
     };
     if found.is_zero() { Err(ValueError::Latency) } else { Ok(found) }
+}
+
+/// A time of a health check as Podman and Docker write it, such as `500ms` or `1m30s`; in milliseconds.
+pub(crate) fn health_time(text: &str) -> Result<u64, ValueError> {
+    let (mut left, mut sum) = (text, None::<u64>);
+    while !left.is_empty() {
+        let number = left.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, rest) = left.split_at(number);
+        let unit = rest.bytes().take_while(u8::is_ascii_alphabetic).count();
+        let (unit, rest) = rest.split_at(unit);
+        let unit = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(ValueError::HealthTime),
+        };
+        let part = number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        let more = part.and_then(|part| part.checked_add(sum.unwrap_or(0)));
+        (left, sum) = (rest, Some(more.ok_or(ValueError::HealthTime)?));
+    }
+    sum.ok_or(ValueError::HealthTime)
+}
+
+/// A line for a shell. To Podman `none` is no check at all, and a JSON array a program with its arguments; to Docker neither is.
+pub(crate) fn health_command(text: &str) -> Result<String, ValueError> {
+    match text.trim() {
+        "" | "none" => Err(ValueError::NoHealthCommand),
+        line if serde_json::from_str::<Vec<String>>(line).is_ok() => Err(ValueError::HealthWords),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 /// A time that is not 0: `90s`, `15m`.

@@ -608,6 +608,46 @@ async fn place_says_why_and_moves_where_the_daemon_has_decided_for_it() {
 }
 
 #[tokio::test]
+async fn a_health_check_is_for_an_engine_and_for_a_daemon_that_knows_of_it() {
+    let fake = Fake::start();
+    let run = async |words: &str| fake.run(&words.split(' ').collect::<Vec<_>>()).await;
+    let check = "--health-cmd true --health-interval 1m30s --health-retries 2 --health-timeout 500ms";
+    let finished = run(&format!("run --engine docker --name redis {check} redis:7")).await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    let health = fake.asked.run.lock().unwrap().take().unwrap().health.unwrap();
+    assert_eq!((health.command.as_str(), health.none), ("true", false));
+    assert_eq!((health.interval_ms, health.timeout_ms), (Some(90_000), Some(500)));
+    assert_eq!((health.retries, health.start_period_ms), (Some(2), None));
+    let finished = run("run --engine podman --name redis --no-healthcheck redis:7").await;
+    assert_eq!(finished.code, 0, "{finished:?}");
+    assert!(fake.asked.run.lock().unwrap().take().unwrap().health.unwrap().none);
+    // Each of the flags.
+    for flag in [
+        "--health-cmd true",
+        "--health-interval 1s",
+        "--health-retries 1",
+        "--health-start-period 0s",
+        "--health-timeout 1s",
+        "--no-healthcheck",
+    ] {
+        let refused = run(&format!("run --name redis {flag} --image i.tar")).await;
+        assert!(refused.code == 125 && refused.stderr.contains("--engine podman"), "{flag}: {refused:?}");
+    }
+    for (flags, words) in [
+        ("--health-interval 5", "with its unit"),
+        ("--health-cmd none", "--no-healthcheck"),
+        ("--health-cmd [\"true\"]", "for the image's shell"),
+        ("--no-healthcheck --health-retries 1", "cannot be used with"),
+    ] {
+        let refused = run(&format!("run --engine podman --name redis {flags} redis:7")).await;
+        assert!(refused.code == 2 && refused.stderr.contains(words), "{flags}: {refused:?}");
+    }
+    assert!(fake.asked.run.lock().unwrap().is_none());
+    let old = run("run --engine podman --name old redis:7").await;
+    assert!(old.code == 125 && old.stderr.contains("does not know this request"), "{old:?}");
+}
+
+#[tokio::test]
 async fn run_leaves_a_reference_to_the_engine_that_makes_the_container() {
     let fake = Fake::start();
     let finished =

@@ -8,12 +8,14 @@
 //! open, before the program's first instruction. Whatever fails, nothing is left but the image, as after a pull.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use godwit_api::v1::{self as api, AdoptRequest, Mount, RunRequest, run_request::Source};
+use godwit_api::v1::{self as api, AdoptRequest, HealthCheck, Mount, RunRequest, run_request::Source};
 use godwit_engine::foreign::making::{
-    Wanted, WantedBind, WantedImage, WantedRestart, WantedTmpfs, WantedVolume,
+    Wanted, WantedBind, WantedHealth, WantedImage, WantedRestart, WantedTmpfs, WantedVolume,
 };
 use godwit_engine::{EngineError, Keeper};
 use godwit_migration::{Restart, Service, error_chain, failpoint};
@@ -29,6 +31,14 @@ use crate::status::internal;
 
 /// Longest name of an image, bytes; registries allow 255 for a repository, and 128 for a tag.
 const LONGEST_NAME: usize = 1024;
+
+/// Longest command of a health check, bytes: an argument of a program has 128 KiB at most.
+const LONGEST_CHECK: usize = 32 << 10;
+/// Times of a health check, milliseconds: the shortest interval that Podman keeps, and a day.
+const CHECK_TIMES: RangeInclusive<u64> = 100..=LONGEST_TIME;
+const LONGEST_TIME: u64 = 24 * 3600 * 1000;
+/// Failures in a row.
+const CHECK_RETRIES: RangeInclusive<u64> = 1..=1000;
 
 /// The engine that a request names; nothing for godwit's own.
 pub(crate) fn keeper(request: &RunRequest) -> Result<Option<Keeper>, Status> {
@@ -187,6 +197,15 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
                 .into(),
         );
     }
+    let health = request.health.as_ref().map(health).transpose()?;
+    if keeper == Keeper::Podman
+        && health.as_ref().is_some_and(|health| !health.none && health.command.is_empty())
+    {
+        refused.push(
+            "--health-interval, --health-retries, --health-start-period or --health-timeout without --health-cmd, since it keeps them for a command that comes with them only"
+                .into(),
+        );
+    }
     let (mut volumes, mut binds, mut tmpfs) = (Vec::new(), Vec::new(), Vec::new());
     for mount in &request.mounts {
         match mount.kind.as_str() {
@@ -214,6 +233,7 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
         ("a command", request.command.iter().chain(entrypoint).collect()),
         ("a working directory", vec![&request.workdir]),
         ("a user", vec![&request.user]),
+        ("a health check", request.health.iter().map(|health| &health.command).collect()),
     ];
     if let Some((what, _)) = words.iter().find(|(_, words)| words.iter().any(|word| word.contains('\0'))) {
         return Err(Status::invalid_argument(format!("{what} cannot have a NUL byte in it")));
@@ -248,10 +268,43 @@ fn wanted(keeper: Keeper, request: &RunRequest) -> Result<Wanted, Status> {
             })
             .collect(),
         restart: wanted_restart(restart),
+        health,
         volumes,
         binds,
         tmpfs,
     })
+}
+
+/// A health check for an engine.
+fn health(of: &HealthCheck) -> Result<WantedHealth, Status> {
+    let within = |flag: &str, value: Option<u64>, range: RangeInclusive<u64>, unit: &str| match value {
+        Some(value) if !range.contains(&value) => Err(Status::invalid_argument(format!(
+            "{flag} is {value}{unit}: give {}{unit} to {}{unit}",
+            range.start(),
+            range.end()
+        ))),
+        value => Ok(value),
+    };
+    let time =
+        |flag, value, range| Ok::<_, Status>(within(flag, value, range, " ms")?.map(Duration::from_millis));
+    let wanted = WantedHealth {
+        none: of.none,
+        command: of.command.clone(),
+        interval: time("--health-interval", of.interval_ms, CHECK_TIMES)?,
+        timeout: time("--health-timeout", of.timeout_ms, CHECK_TIMES)?,
+        start_period: time("--health-start-period", of.start_period_ms, 0..=LONGEST_TIME)?,
+        retries: within("--health-retries", of.retries.map(u64::from), CHECK_RETRIES, "")?,
+    };
+    if wanted.none && wanted != (WantedHealth { none: true, ..WantedHealth::default() }) {
+        return Err(Status::invalid_argument("--no-healthcheck leaves nothing to check: give it alone"));
+    }
+    if wanted.command.len() > LONGEST_CHECK {
+        return Err(Status::invalid_argument(format!(
+            "the command of --health-cmd has {} bytes: give {LONGEST_CHECK} at most, or put it into a script of the image",
+            wanted.command.len()
+        )));
+    }
+    Ok(wanted)
 }
 
 /// A policy for an engine.
@@ -374,6 +427,39 @@ mod tests {
             let said = refusal(&request);
             assert!(said.contains("NUL"), "{said}");
         }
+    }
+
+    #[test]
+    fn a_health_check_is_within_bounds_and_whole() {
+        let of = |check: HealthCheck| RunRequest { health: Some(check), ..RunRequest::default() };
+        let check = || HealthCheck { command: "true".into(), ..HealthCheck::default() };
+        let most = LONGEST_TIME;
+        let whole = HealthCheck {
+            interval_ms: Some(100),
+            timeout_ms: Some(most),
+            start_period_ms: Some(0),
+            retries: Some(1000),
+            ..check()
+        };
+        let made = wanted(Keeper::Podman, &of(whole)).unwrap().health.unwrap();
+        assert_eq!((made.interval, made.retries), (Some(Duration::from_millis(100)), Some(1000)));
+        for (flag, check) in [
+            ("--health-interval", HealthCheck { interval_ms: Some(99), ..check() }),
+            ("--health-timeout", HealthCheck { timeout_ms: Some(most + 1), ..check() }),
+            ("--health-start-period", HealthCheck { start_period_ms: Some(u64::MAX), ..check() }),
+            ("--health-retries", HealthCheck { retries: Some(0), ..check() }),
+            ("--health-cmd", HealthCheck { command: "x".repeat(LONGEST_CHECK + 1), ..check() }),
+            ("--no-healthcheck", HealthCheck { none: true, ..check() }),
+            ("NUL", HealthCheck { command: "a\0".into(), ..check() }),
+            ("without --health-cmd", HealthCheck { retries: Some(2), ..HealthCheck::default() }),
+        ] {
+            let said = refusal(&of(check));
+            assert!(said.contains(flag), "{flag}: {said}");
+        }
+        // Docker has the rest from the image.
+        let rest = HealthCheck { retries: Some(2), ..HealthCheck::default() };
+        assert_eq!(wanted(Keeper::Docker, &of(rest)).unwrap().health.unwrap().retries, Some(2));
+        assert_eq!(wanted(Keeper::Podman, &RunRequest::default()).unwrap().health, None);
     }
 
     #[test]

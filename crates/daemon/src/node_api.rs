@@ -61,6 +61,13 @@ impl NodeApi for NodeService {
         Ok(Response::new(made.await.map_err(internal)??))
     }
 
+    async fn run_by_engine(
+        &self,
+        request: Request<api::RunRequest>,
+    ) -> Result<Response<api::Service>, Status> {
+        self.run(request).await
+    }
+
     async fn adopt(&self, request: Request<api::AdoptRequest>) -> Result<Response<api::Service>, Status> {
         // As above.
         let node = Arc::clone(&self.0);

@@ -54,6 +54,11 @@ pub(crate) fn occupied(name: &ServiceName) -> Status {
 pub(crate) async fn run(node: &Arc<Node>, request: RunRequest) -> Result<api::Service, Status> {
     let name = convert::service_name(&request.name)?;
     // Said before an image is unpacked.
+    if request.health.is_some() {
+        return Err(Status::invalid_argument(
+            "godwit has no health checks of its own; give --engine podman or --engine docker, which make the container with one",
+        ));
+    }
     convert::confinement(&request)?;
     let restart = convert::restart(&request.restart)?;
     if request.remove && restart != Restart::No {

@@ -35,6 +35,7 @@ pub(crate) enum Who {
 /// The API of users.
 const NODE: &[(&str, Who)] = &[
     ("Run", Who::Operator),
+    ("RunByEngine", Who::Operator),
     ("Adopt", Who::Operator),
     ("List", Who::Operator),
     ("Inspect", Who::Operator),

@@ -1,6 +1,7 @@
 //! `godwit run`: create and start a service.
 
 mod confinement;
+mod health;
 
 use std::{net::Ipv4Addr, process::ExitCode};
 
@@ -29,7 +30,7 @@ Examples:
   godwit run --name cache redis:7 redis-server --save ''
   godwit run --name web --rootfs ./web -m 256m --cpus 1.5 -p 8080:80 -- nginx -g 'daemon off;'
   godwit run --name api --network front --network back:ip=10.89.0.5 ./api.tar
-  godwit run --engine podman --name cache --restart always redis:7
+  godwit run --engine podman --name cache --restart always --health-cmd 'redis-cli ping' redis:7
   godwit run --name dns --image dns.tar --cap-drop ALL --cap-add NET_BIND_SERVICE --read-only named -f"
 )]
 pub(crate) struct Args {
@@ -111,6 +112,8 @@ pub(crate) struct Args {
     detach: bool,
     #[command(flatten)]
     confinement: confinement::Flags,
+    #[command(flatten)]
+    health: health::Check,
     /// Image, and the command with its arguments [default: the image's own command]. After --image or --rootfs the
     /// command alone, after `--` if one of its words looks like a flag of godwit
     #[arg(trailing_var_arg = true, value_name = "IMAGE COMMAND")]
@@ -120,6 +123,7 @@ pub(crate) struct Args {
 /// `definition` is godwit's: which flags it knows.
 pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command) -> anyhow::Result<ExitCode> {
     let mut command = args.command;
+    let health = args.health.of_engine(&args.engine)?;
     let image = match (args.image, &args.rootfs) {
         (None, None) => first_word(&mut command, definition)?,
         (image, _) => {
@@ -178,12 +182,19 @@ pub(crate) async fn run(args: Args, global: &Global, definition: &clap::Command)
         remove: args.rm,
         networks: args.network,
         aliases: args.network_alias,
+        health,
         hooks: args.hook.into_iter().collect(),
         ..args.confinement.request()?
     };
     let stays = what_stays(&request);
+    let making = async {
+        match request.engine.as_str() {
+            "runc" => connection.node.run(request).await,
+            _ => connection.node.run_by_engine(request).await,
+        }
+    };
     let answer = tokio::select! {
-        answer = connection.node.run(request) => answer,
+        answer = making => answer,
         () = interrupts.next() => return Ok(ExitCode::from(INTERRUPTED)),
     };
     let service = answer.map_err(|status| connection.explain(&status))?.into_inner();

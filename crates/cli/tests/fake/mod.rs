@@ -253,6 +253,15 @@ impl Node for Answers {
         Ok(Response::new(Service { name, ..redis() }))
     }
 
+    async fn run_by_engine(&self, request: Request<RunRequest>) -> Answer<Service> {
+        // As a daemon of release 0.2.0.
+        if request.get_ref().name == "old" {
+            return Err(Status::unimplemented(""));
+        }
+        assert_ne!(request.get_ref().engine, "runc");
+        self.run(request).await
+    }
+
     async fn list(&self, request: Request<ListRequest>) -> Answer<ListResponse> {
         let mut services = vec![
             redis(),

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_names::ServiceName;
 use serde::Deserialize;
@@ -22,7 +23,7 @@ use super::image::told_error;
 use super::{Docker, RUNTIME};
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
-use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, limit};
+use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedHealth, WantedImage, limit};
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, SHORT, instructions, is_id};
 use crate::image::{PackError, Packed};
@@ -40,6 +41,24 @@ struct Listed {
 #[serde(rename_all = "PascalCase")]
 struct NamedVolume {
     name: String,
+}
+
+/// A health check as dockerd takes it, with times in nanoseconds; what is 0 is as the image has it.
+fn health_check(of: &WantedHealth) -> Value {
+    let test = match (of.none, of.command.as_str()) {
+        (true, _) => json!(["NONE"]),
+        (_, "") => Value::Null,
+        (_, command) => json!(["CMD-SHELL", command]),
+    };
+    let time =
+        |time: Option<Duration>| u64::try_from(time.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX);
+    json!({
+        "Test": test,
+        "Interval": time(of.interval),
+        "Timeout": time(of.timeout),
+        "StartPeriod": time(of.start_period),
+        "Retries": of.retries.unwrap_or(0),
+    })
 }
 
 /// What dockerd is asked to create. What is not named is as dockerd has it.
@@ -94,6 +113,7 @@ fn document(wanted: &Wanted, name_server: Option<Ipv4Addr>, token: &str) -> Valu
         "Cmd": list(&wanted.command),
         "Entrypoint": entrypoint,
         "Labels": labels,
+        "Healthcheck": wanted.health.as_ref().map(health_check),
         "HostConfig": {
             "NetworkMode": "none",
             "Dns": name_server.map(|server| [server]),
@@ -291,7 +311,7 @@ mod tests {
     fn what_is_not_said_is_dockers() {
         let wanted = Wanted { image: "i".into(), hostname: "h".into(), ..Wanted::default() };
         let made = document(&wanted, None, "t");
-        for setting in ["Env", "Cmd", "Entrypoint"] {
+        for setting in ["Env", "Cmd", "Entrypoint", "Healthcheck"] {
             assert_eq!(made[setting], Value::Null, "{setting}");
         }
         let host = &made["HostConfig"];
@@ -300,6 +320,24 @@ mod tests {
         }
         assert_eq!((&host["NetworkMode"], &host["Runtime"]), (&json!("none"), &json!(RUNTIME)));
         assert_eq!(made["Labels"], json!({ ARRIVAL_LABEL: "t" }));
+    }
+
+    #[test]
+    fn a_health_check_has_dockers_names_and_units() {
+        let made = |health| document(&Wanted { health: Some(health), ..Wanted::default() }, None, "t");
+        let check = WantedHealth {
+            command: "redis-cli ping".into(),
+            interval: Some(Duration::from_millis(250)),
+            retries: Some(2),
+            ..WantedHealth::default()
+        };
+        let told = &made(check)["Healthcheck"];
+        assert_eq!(told["Test"], json!(["CMD-SHELL", "redis-cli ping"]));
+        assert_eq!((&told["Interval"], &told["Retries"]), (&json!(250_000_000), &json!(2)));
+        assert_eq!((&told["Timeout"], &told["StartPeriod"]), (&json!(0), &json!(0)));
+        assert_eq!(made(WantedHealth::default())["Healthcheck"]["Test"], Value::Null);
+        let none = WantedHealth { none: true, ..WantedHealth::default() };
+        assert_eq!(made(none)["Healthcheck"]["Test"], json!(["NONE"]));
     }
 
     #[test]

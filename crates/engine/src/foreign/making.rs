@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use godwit_names::ServiceName;
@@ -20,10 +20,10 @@ use crate::confinement::Ulimit;
 use crate::container::{ContainerConfig, EngineError, Keeper, Kept, io_error};
 
 /// How long an engine may take to get an image, from a registry or from godwit.
-pub(crate) const PULL: std::time::Duration = std::time::Duration::from_secs(3600);
+pub(crate) const PULL: Duration = Duration::from_secs(3600);
 
 /// How long an engine may take to make a container on a busy disk.
-pub(crate) const CREATION: std::time::Duration = std::time::Duration::from_secs(600);
+pub(crate) const CREATION: Duration = Duration::from_secs(600);
 
 /// Lines of what a container has written that an error tells.
 pub(crate) const LAST_LINES: &str = "5";
@@ -81,6 +81,23 @@ impl WantedTmpfs {
     }
 }
 
+/// How an engine checks the health of a container. What is not said is as the image has it, or else the engine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WantedHealth {
+    /// Not at all.
+    pub none: bool,
+    /// A line for the image's shell; empty for the image's command.
+    pub command: String,
+    /// Between two checks.
+    pub interval: Option<Duration>,
+    /// Until one has failed.
+    pub timeout: Option<Duration>,
+    /// After a start, until failures count.
+    pub start_period: Option<Duration>,
+    /// Failures in a row after which the container is unhealthy.
+    pub retries: Option<u64>,
+}
+
 /// When an engine starts a container again.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WantedRestart {
@@ -132,6 +149,8 @@ pub struct Wanted {
     pub ulimits: Vec<Ulimit>,
     /// When it is started again.
     pub restart: WantedRestart,
+    /// How its health is checked; nothing for as the image says.
+    pub health: Option<WantedHealth>,
     /// Volumes.
     pub volumes: Vec<WantedVolume>,
     /// Files and directories of the node.

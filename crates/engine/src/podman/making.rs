@@ -20,7 +20,9 @@ use super::command::{Call, failed, said};
 use crate::container::{ContainerConfig, EngineError, io_error};
 use crate::foreign::archive::{PIECES, Pieces};
 use crate::foreign::environment::Environment;
-use crate::foreign::making::{CREATION, LAST_LINES, PULL, Wanted, WantedImage, WantedRestart, limit};
+use crate::foreign::making::{
+    CREATION, LAST_LINES, PULL, Wanted, WantedHealth, WantedImage, WantedRestart, limit,
+};
 use crate::foreign::record::Record;
 use crate::foreign::{ARRIVAL_LABEL, Keeps, LONG, SHORT, is_id};
 use crate::image::{PackError, Packed};
@@ -54,6 +56,29 @@ impl Beside {
         };
         Ok(Self { profile: write("seccomp.json", &wanted.seccomp)?, env })
     }
+}
+
+/// The words of a health check.
+fn health_words(of: &WantedHealth) -> Vec<String> {
+    if of.none {
+        return vec!["--no-healthcheck".to_owned()];
+    }
+    let mut words = Vec::new();
+    if !of.command.is_empty() {
+        // Podman takes a line of one word, or one that begins with CMD or NONE, for something else.
+        let test = serde_json::json!(["CMD-SHELL", of.command]).to_string();
+        words.extend(["--health-cmd".to_owned(), test]);
+    }
+    for (option, time) in [
+        ("--health-interval", of.interval),
+        ("--health-timeout", of.timeout),
+        ("--health-start-period", of.start_period),
+    ] {
+        words
+            .extend(time.into_iter().flat_map(|time| [option.to_owned(), format!("{}ms", time.as_millis())]));
+    }
+    words.extend(of.retries.into_iter().flat_map(|most| ["--health-retries".to_owned(), most.to_string()]));
+    words
 }
 
 /// The words of `podman create`, in which no value of the environment is: whoever lists processes would see it.
@@ -143,6 +168,7 @@ fn words(
         // Podman's own would put a tmpfs on some directories.
         words.extend(["--read-only".to_owned(), "--read-only-tmpfs=false".to_owned()]);
     }
+    words.extend(wanted.health.iter().flat_map(health_words));
     words.extend(["--".to_owned(), wanted.image.clone()]);
     words.extend(wanted.command.iter().cloned());
     words
@@ -339,6 +365,8 @@ impl Podman {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::confinement::Ulimit;
     use crate::foreign::making::{WantedBind, WantedTmpfs, WantedVolume};
@@ -397,6 +425,24 @@ mod tests {
         ] {
             assert!(said.contains(words), "{words}: {said}");
         }
+    }
+
+    #[test]
+    fn a_health_check_is_in_podmans_words() {
+        let check = WantedHealth {
+            command: "none \"x\"".into(),
+            interval: Some(Duration::from_secs(2)),
+            timeout: Some(Duration::from_millis(1500)),
+            start_period: Some(Duration::ZERO),
+            retries: Some(4),
+            ..WantedHealth::default()
+        };
+        assert_eq!(
+            said(&Wanted { health: Some(check), ..Wanted::default() }).split_once("--health-cmd ").unwrap().1,
+            r#"["CMD-SHELL","none \"x\""] --health-interval 2000ms --health-timeout 1500ms --health-start-period 0ms --health-retries 4 -- "#
+        );
+        let none = WantedHealth { none: true, ..WantedHealth::default() };
+        assert!(said(&Wanted { health: Some(none), ..Wanted::default() }).contains(" --no-healthcheck -- "));
     }
 
     #[test]
