@@ -2,6 +2,7 @@
 //! and the other node has nothing of it. Needs root and Docker.
 
 use godwit_lab::workload::Workload;
+use godwit_tests::docker::Dockers;
 use godwit_tests::{tier, wait_for};
 use rustix::process::Signal;
 
@@ -65,12 +66,13 @@ fn a_service_is_in_one_place_where_a_dockerd_is_killed_and_comes_back_as_it_move
 
 #[test]
 fn a_service_goes_on_where_a_containerd_hangs_that_has_dockers_images() {
-    let nodes = Nodes::up("docker", "below", Workload::Redis, &[]);
-    let dockers = nodes.dockers();
-    if dockers.release() < 29 {
-        eprintln!("skipped: Docker {} has its images in its own store", dockers.release());
+    let release = Dockers::new().release();
+    if release < 29 {
+        eprintln!("skipped: Docker {release} has its images in its own store");
         return;
     }
+    let nodes = Nodes::up("docker", "below", Workload::Redis, &[]);
+    let dockers = nodes.dockers();
     start_with(&nodes, "no");
     let mut lasting = nodes.connect();
     lasting.fill(1 << 20).unwrap();
