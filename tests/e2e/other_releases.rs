@@ -117,6 +117,11 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     let checked = bed.godwit("a", &["check", "plain", "--to", "b"]);
     assert!(checked.code == 2 && checked.stdout.contains(&closed), "{checked:?}");
 
+    // Of a daemon that a newer godwit asks: it would make the container itself, and leave its health check out.
+    let run =
+        ["--node", "b", "run", "--engine", "podman", "--health-cmd", "true", "--image", "localhost/cache:1"];
+    is_refused(&bed, &run, &["install the same godwit on both nodes"]);
+
     // Of the node that has the service.
     let owner = format!("service there is on node b, whose godwitd {release} is older and ");
     for (asked, feature) in [

@@ -254,7 +254,7 @@ impl Node for Answers {
     }
 
     async fn run_by_engine(&self, request: Request<RunRequest>) -> Answer<Service> {
-        // As a daemon of release 0.2.0.
+        // As a daemon that does not know this verb.
         if request.get_ref().name == "old" {
             return Err(Status::unimplemented(""));
         }
