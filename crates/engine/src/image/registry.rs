@@ -492,6 +492,84 @@ mod tests {
         (Digest::of(&bytes), bytes)
     }
 
+    #[test]
+    fn an_image_has_the_digest_of_the_registry_that_its_name_means() {
+        let (own, other) = (Digest::of(b"own"), Digest::of(b"other"));
+        let known = |names: &[&str]| -> Vec<String> {
+            let digests = [&other, &own];
+            names.iter().zip(digests).map(|(name, digest)| format!("{name}@{digest}")).collect()
+        };
+        let found = |name: &str, names: &[&str]| digest_at_registry(name, &known(names));
+        let is_own = Some(own.to_string());
+        assert_eq!(
+            found("registry.example.org/web:7", &["registry.example.org/shop", "registry.example.org/web"]),
+            is_own
+        );
+        // As Docker shortens names.
+        assert_eq!(found("docker.io/library/redis:7", &["quay.io/library/redis", "redis"]), is_own);
+        assert_eq!(found("redis:7", &["quay.io/redis", "docker.io/library/redis"]), is_own);
+        for name in ["localhost/web:7", "", &other.to_string()] {
+            assert_eq!(
+                found(name, &["registry.example.org/web", "registry.example.org/web"]),
+                None,
+                "{name}"
+            );
+        }
+    }
+
+    /// A registry whose image has this configuration, asked for an image with an ID.
+    async fn asked(
+        configuration: &str,
+        id: &Digest,
+        fetched: Result<(), io::Error>,
+    ) -> Result<(), FetchError> {
+        let scratch = TempDir::new_in("/var/tmp").unwrap();
+        let registries = registries(scratch.path(), &format!("printf '%s' '{configuration}'"));
+        registries.by_engine(&pinned(&registries), id, async { fetched }).await
+    }
+
+    #[tokio::test]
+    async fn an_engine_fetches_only_what_the_registry_says_is_the_image() {
+        let own = Digest::of(b"{}");
+        asked("{}", &own, Ok(())).await.unwrap();
+        // Where the ID is that of the reference.
+        asked("{}", &Digest::of(b"manifest"), Ok(())).await.unwrap();
+        let other = asked("{\"another\":1}", &own, Err(io::Error::other("it was asked"))).await;
+        assert!(matches!(other, Err(FetchError::Another(_))), "{other:?}");
+        let failed = asked("{}", &own, Err(io::Error::other("no room"))).await;
+        assert!(matches!(failed, Err(FetchError::Engine(_))), "{failed:?}");
+    }
+
+    #[tokio::test]
+    async fn what_an_engine_has_begun_to_fetch_it_ends_and_few_do_so_at_once() {
+        let scratch = TempDir::new_in("/var/tmp").unwrap();
+        let registries = registries(scratch.path(), "printf '{}'");
+        let (image, own) = (pinned(&registries), Digest::of(b"{}"));
+        let (ended, mut ends) = tokio::sync::mpsc::unbounded_channel();
+        let (go_on, wait) = tokio::sync::watch::channel(());
+        for _ in 0..MOST_RUNNING {
+            let (ended, mut wait) = (ended.clone(), wait.clone());
+            let (begun, has_begun) = tokio::sync::oneshot::channel();
+            let fetching = async move {
+                begun.send(()).unwrap();
+                wait.changed().await.unwrap();
+                ended.send(()).unwrap();
+                Ok::<_, io::Error>(())
+            };
+            // Who asks for it gives up.
+            tokio::select! {
+                _ = registries.by_engine(&image, &own, fetching) => panic!("it waits"),
+                begun = has_begun => begun.unwrap(),
+            }
+        }
+        let more = registries.by_engine(&image, &own, async { Ok::<_, io::Error>(()) }).await;
+        assert!(matches!(more, Err(FetchError::Busy)), "{more:?}");
+        go_on.send(()).unwrap();
+        for _ in 0..MOST_RUNNING {
+            ends.recv().await.unwrap();
+        }
+    }
+
     struct Bench {
         scratch: TempDir,
         store: Arc<Store>,

@@ -22,7 +22,7 @@ impl Room {
         Self(journal.with_extension("room"))
     }
 
-    /// Takes the room, if it is not taken. Where there is none, the journal can be written as long as the disk is not full.
+    /// Takes the room, as far as it is not taken. Where there is none, the journal can be written as long as the disk is not full.
     pub(super) fn take(&self) {
         if let Err(error) = self.try_to_take() {
             tracing::debug!(path = %self.0.display(), %error, "no room is kept for the journal");
@@ -31,10 +31,9 @@ impl Room {
     }
 
     fn try_to_take(&self) -> io::Result<()> {
-        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.0) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            file => Ok(fallocate(file?, FallocateFlags::empty(), 0, BYTES)?),
-        }
+        // What is there already costs nothing.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&self.0)?;
+        Ok(fallocate(file, FallocateFlags::empty(), 0, BYTES)?)
     }
 
     /// Gives it to the journal.
