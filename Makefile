@@ -141,6 +141,7 @@ e2e:
 
 .PHONY: test-engines
 test-engines: setup ## real services in containers of Podman and of Docker, of Debian and of today, moved in every mode; minutes (as root)
+	@scripts/timed "build" cargo build --workspace --bins $(ISA_FEATURES)
 	@for engine in podman docker; do \
 		GODWIT_TEST_FULL=1 GODWIT_TEST_ENGINE=$$engine scripts/timed "services in containers of $$engine" \
 			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: files::moves watches:: \
@@ -152,7 +153,7 @@ test-engines: setup ## real services in containers of Podman and of Docker, of D
 	@for engine in podman docker; do \
 		PATH="$$(scripts/setup-engines --where):$$PATH" GODWIT_TEST_FULL=1 GODWIT_TEST_ENGINE=$$engine \
 			scripts/timed "services in containers of a $$engine of today" \
-			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: postgres:: python:: $(TEST_ARGS)" || exit 1; \
+			$(MAKE) --no-print-directory e2e TEST_ARGS="redis:: mosquitto:: nginx:: postgres:: python:: $(TEST_ARGS)" || exit 1; \
 	done
 
 .PHONY: fuzz

@@ -176,10 +176,11 @@ fn a_node_whose_godwitd_is_under_a_filter_of_system_calls_takes_and_sends_nothin
     preset.command = ["sleep", "100000"].map(str::to_owned).into();
     let words = "godwitd is under a filter of system calls";
     let is_refused = |from: &str, to: &str| {
-        for verb in [vec!["check", NAME, "--to", to], vec!["migrate", NAME, "--to", to]] {
-            let refused = bed.godwit(from, &verb);
-            assert!(refused.code == 1 && (refused.stdout + &refused.stderr).contains(words), "{verb:?}");
-        }
+        let (code, answer) = checked(&bed, from, to);
+        let told = sentences(&answer, "objections");
+        assert!(code == 1 && told.iter().any(|reason| reason.contains(words)), "{answer}");
+        let refused = bed.godwit(from, &["migrate", NAME, "--to", to]);
+        assert!(refused.code == 1 && refused.stderr.contains(words), "{refused:?}");
     };
     let doctor = bed.godwit("b", &["doctor"]);
     assert!(doctor.code == 1 && doctor.stdout.contains(words), "{doctor:?}");
@@ -197,6 +198,9 @@ fn a_node_whose_godwitd_is_under_a_filter_of_system_calls_takes_and_sends_nothin
     bed.run("b", NAME, ADDRESS, &preset, &[]);
     bed.knows("a", NAME);
     is_refused("b", "a");
+    // To no node in particular.
+    let refused = bed.godwit("b", &["check", NAME]);
+    assert!(refused.code == 1 && refused.stdout.contains(words), "{refused:?}");
     let refused = bed.godwit("b", &["checkpoint", NAME, "-R", "-o", file]);
     assert!(refused.code == 1 && refused.stderr.contains(words), "{refused:?}");
 }

@@ -508,8 +508,11 @@ pub fn latency(text: &str) -> Result<Duration, ValueError> {
     if found.is_zero() { Err(ValueError::Latency) } else { Ok(found) }
 }
 
-/// A time of a health check as Podman and Docker write it, such as `500ms` or `1m30s`; in milliseconds.
+/// A time of a health check, such as `500ms` or `1m30s`, in whole numbers, or 0; in milliseconds.
 pub(crate) fn health_time(text: &str) -> Result<u64, ValueError> {
+    if text == "0" {
+        return Ok(0);
+    }
     let (mut left, mut sum) = (text, None::<u64>);
     while !left.is_empty() {
         let number = left.bytes().take_while(u8::is_ascii_digit).count();

@@ -49,7 +49,7 @@ pub enum CriuError {
     /// This process is under a filter of system calls, which CRIU and what it restores inherit. The kernel lets such a process
     /// lift no other's filter, as CRIU does for a dump and a restore.
     #[error(
-        "CRIU at {path} cannot work: godwitd is under a filter of system calls (Seccomp in /proc/PID/status), with which the kernel lets it lift none of a service's; start godwitd without: a profile of the container that it is in, or SystemCallFilter=, MemoryDenyWriteExecute=, Restrict…= and Protect…= of its systemd unit set one"
+        "CRIU at {path} cannot work: godwitd is under a filter of system calls (Seccomp in /proc/PID/status), and the kernel lets CRIU lift none of a service's then; a profile of the container that godwitd is in sets one, and so do SystemCallFilter=, MemoryDenyWriteExecute= and others of its systemd unit: start it without these"
     )]
     Filtered {
         /// The binary.

@@ -198,8 +198,12 @@ async fn criu(criu: &Criu) -> Vec<Check> {
             let found = format!("version {version}, older than {}", godwit_criu::OLDEST_VERSION);
             return vec![missing("criu", found, advice)];
         }
-        Err(error @ CriuError::Filtered { .. }) => {
-            return vec![missing("criu", error_chain(&error), "start godwitd without that filter")];
+        Err(CriuError::Filtered { .. }) => {
+            return vec![missing(
+                "criu",
+                "godwitd is under a filter of system calls (Seccomp in /proc/PID/status): the kernel lets CRIU lift none of a service's",
+                "start godwitd without: no profile of a container, no SystemCallFilter= or MemoryDenyWriteExecute= in its systemd unit",
+            )];
         }
         Err(error) => return vec![missing("criu", error_chain(&error), advice)],
     };

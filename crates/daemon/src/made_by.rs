@@ -298,6 +298,10 @@ fn health(of: &HealthCheck) -> Result<WantedHealth, Status> {
     if wanted.none && wanted != (WantedHealth { none: true, ..WantedHealth::default() }) {
         return Err(Status::invalid_argument("--no-healthcheck leaves nothing to check: give it alone"));
     }
+    // Podman is told it as JSON, in which each has six bytes.
+    if wanted.command.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t')) {
+        return Err(Status::invalid_argument("the command of --health-cmd has control characters"));
+    }
     if wanted.command.len() > LONGEST_CHECK {
         return Err(Status::invalid_argument(format!(
             "the command of --health-cmd has {} bytes: give {LONGEST_CHECK} at most, or put it into a script of the image",

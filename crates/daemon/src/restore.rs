@@ -61,7 +61,6 @@ pub(crate) async fn restore(
     if let Some(objection) = cordon::objection(node).map_err(internal)? {
         return Err(Status::failed_precondition(objection));
     }
-    // Before the archive comes.
     node.criu().version().await.map_err(|error| status(Status::failed_precondition, &error))?;
     let staging = Staging::new(&node.local().layout).map_err(internal)?;
     let unpacked = receive(&mut input, staging.path()).await?;

@@ -334,6 +334,7 @@ impl Journal {
                 "UPDATE migration SET stage = ?2, reason = ?3, updated_ms = ?4 WHERE id = ?1",
                 params![id, stage.name(), reason, now_ms()],
             )?;
+            self.room.is_used();
             if rows == 1 { Ok(()) } else { Err(JournalError::Damaged(id.to_string())) }
         })
     }

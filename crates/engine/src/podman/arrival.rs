@@ -161,15 +161,31 @@ impl Podman {
         }
         let settings = settings::of_node().map_err(|error| failed(error.to_string()))?;
         let runtime = self.runtime_of(&settings, RUNTIME);
-        let mut command = Command::new(&runtime);
-        // Nothing happens where it knows none of this ID.
-        command.args(["delete", "--force", "--", id]).env("PATH", &self.path_variable).stdin(Stdio::null());
-        let output = tokio::time::timeout(SHORT, command.kill_on_drop(true).output()).await;
-        let output = output.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        let output = output.map_err(|error| failed(format!("{}: {error}", runtime.display())))?;
-        match output.status.success() {
+        let call = async |words: &[&str]| {
+            let mut command = Command::new(&runtime);
+            command.args(words).args(["--", id]).env("PATH", &self.path_variable).stdin(Stdio::null());
+            let output = tokio::time::timeout(SHORT, command.kill_on_drop(true).output()).await;
+            let output = output.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            output.map_err(|error| failed(format!("{}: {error}", runtime.display())))
+        };
+        let known = call(&["state"]).await?;
+        if !known.status.success() {
+            return Ok(());
+        }
+        // The ID is another node's choice, and this runtime has containers of others, too.
+        let known: Value = serde_json::from_slice(&known.stdout)
+            .map_err(|error| failed(format!("its answer is not understood: {error}")))?;
+        let bundle = Path::new(known["bundle"].as_str().unwrap_or_default());
+        let storage = self.storage_of(&config.name).await?;
+        let real = fs::canonicalize(&storage).unwrap_or_else(|_| storage.clone());
+        if !(bundle.starts_with(&storage) || bundle.starts_with(&real)) {
+            tracing::warn!(container = %config.name, id, bundle = %bundle.display(), "the runtime has a container of this ID that is not Podman's; it stays");
+            return Ok(());
+        }
+        let deleted = call(&["delete", "--force"]).await?;
+        match deleted.status.success() {
             true => Ok(()),
-            false => Err(failed(said(&output.stderr))),
+            false => Err(failed(said(&deleted.stderr))),
         }
     }
 }

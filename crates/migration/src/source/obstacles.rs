@@ -63,6 +63,11 @@ impl Source {
         if let Some(reason) = cannot_leave {
             return Ok((vec![reason], Vec::new()));
         }
+        if let Err(error @ (CriuError::Filtered { .. } | CriuError::Old { .. })) =
+            self.local.criu.version().await
+        {
+            return Ok((vec![error.to_string()], Vec::new()));
+        }
         let config = self.local.config(&self.service);
         let mut reasons = Vec::new();
         let state = self.local.engine.state(&config).await?;

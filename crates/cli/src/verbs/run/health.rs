@@ -10,16 +10,16 @@ pub(super) struct Check {
     /// Line for the image's shell by which Podman or Docker checks the container's health; with --engine alone
     #[arg(long, value_name = "COMMAND", value_parser = values::health_command)]
     health_cmd: Option<String>,
-    /// Time between two checks: 500ms, 30s, 1m30s [default: the image's, or 30s]
+    /// Time between two checks: 500ms, 30s, 1m30s [default: with Docker the image's, or 30s]
     #[arg(long, value_name = "TIME", value_parser = values::health_time)]
     health_interval: Option<u64>,
-    /// Failures in a row after which the container is unhealthy [default: the image's, or 3]
+    /// Failures in a row after which the container is unhealthy [default: with Docker the image's, or 3]
     #[arg(long, value_name = "NUMBER")]
     health_retries: Option<u32>,
-    /// Time after a start in which failures do not count [default: the image's, or none]
+    /// Time after a start in which failures do not count [default: with Docker the image's, or none]
     #[arg(long, value_name = "TIME", value_parser = values::health_time)]
     health_start_period: Option<u64>,
-    /// Time after which a check has failed that has not ended [default: the image's, or 30s]
+    /// Time after which a check has failed that has not ended [default: with Docker the image's, or 30s]
     #[arg(long, value_name = "TIME", value_parser = values::health_time)]
     health_timeout: Option<u64>,
     /// No health check, although the image has one; with --engine alone
