@@ -422,10 +422,6 @@ impl Keeps for Docker {
         Ok(self.info(name).await?.docker_root_dir.clone())
     }
 
-    async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {
-        Ok(containers_in(&self.storage_of(name).await?).join(id))
-    }
-
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         for (volume, _) in definition.volumes_and_targets() {
@@ -605,11 +601,6 @@ impl Keeps for Docker {
 
 /// The first release that writes an image that containerd has under the ID that it has.
 const WRITES_BY_ID: u32 = 26;
-
-/// Where Docker has a directory for each container.
-fn containers_in(storage: &Path) -> PathBuf {
-    storage.join("containers")
-}
 
 /// Where godwit-runtime looks for instructions unless it is told otherwise.
 const STATE: &str = "/run/godwit/docker";

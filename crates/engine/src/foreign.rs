@@ -216,8 +216,10 @@ impl<K: Keeps + Clone + 'static> Engine for K {
 
     async fn log_files(&self, config: &ContainerConfig) -> Result<Option<LogFiles>, EngineError> {
         let Some(record) = Record::read(config)? else { return Ok(None) };
-        let directory = self.directory_of(&config.name, &record.id).await?;
-        Ok(log::of(self.care().keeper, &record.id, &directory))
+        let storage = self.storage_of(&config.name).await?;
+        // What has come just now is in it by then.
+        self.care().logging.wait().await;
+        Ok(log::of(self.care().keeper, &record.id, &storage))
     }
 
     async fn load_profile(&self, config: &ContainerConfig, profile: &str) -> Result<(), EngineError> {

@@ -297,11 +297,6 @@ impl Keeps for Podman {
         }
     }
 
-    async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError> {
-        let found = self.inspect(name, id).await?;
-        Ok(found.ok_or_else(|| EngineError::NotFound(name.clone()))?.static_dir)
-    }
-
     async fn make_volumes(&self, config: &ContainerConfig, token: &str) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         for (volume, _) in &definition.volumes_and_targets() {

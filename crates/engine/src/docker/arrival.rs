@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use super::api::ApiError;
-use super::{Docker, RUNTIME, containers_in, filtered};
+use super::{Docker, RUNTIME, filtered};
 use crate::container::{
     BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, LogFiles, OutputPipes,
     RestoreRequest, io_error,
@@ -80,7 +80,7 @@ impl Docker {
         let volumes = definition.volumes_and_targets();
         let landing =
             prepared.opened((&self.care, &request, &storage), (&volumes, &definition.files), ended).await?;
-        let log = log::of(Keeper::Docker, &id, &containers_in(&storage).join(&id));
+        let log = log::of(Keeper::Docker, &id, &storage);
         Ok(Box::new(Begun { docker: self.clone(), starting, landing, log }))
     }
 
@@ -163,7 +163,8 @@ impl BegunRestore for Begun {
                 "Docker has not waited for it; if dockerd was restarted meanwhile, begin the move again",
             ));
         }
-        landing.put_log(log.as_ref());
+        // Docker reads it when it is asked for the log: nothing waits for it.
+        drop(landing.put_log(log));
         let landed = landing.go_on(None)?;
         let started = starting.await.unwrap_or_else(|error| Err(ApiError::Broken(error.to_string())));
         landed.put_away()?;

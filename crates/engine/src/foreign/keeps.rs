@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use godwit_names::ServiceName;
 use tokio::sync::{Mutex, mpsc};
+use tokio_util::task::TaskTracker;
 
 use super::adopts::Found;
 use super::file::FileOfVolume;
@@ -97,11 +98,15 @@ pub(crate) struct Care {
     pub(crate) telling: Arc<Mutex<()>>,
     /// Where the engine keeps root filesystems and volumes, once it has said so.
     pub(crate) storage: Arc<OnceLock<PathBuf>>,
+    /// What puts logs into their places. It is closed, so that it can be waited for.
+    pub(crate) logging: TaskTracker,
 }
 
 impl Care {
     pub(crate) fn new(keeper: Keeper, run: PathBuf, processes: Processes) -> Self {
-        Self { keeper, run, processes, telling: Arc::default(), storage: Arc::default() }
+        let logging = TaskTracker::new();
+        logging.close();
+        Self { keeper, run, processes, telling: Arc::default(), storage: Arc::default(), logging }
     }
 
     /// What a configuration says of a container of this engine's.
@@ -296,9 +301,6 @@ pub(crate) trait Keeps: Send + Sync {
     async fn load_own_profile(&self, _name: &ServiceName, _profile: &str) -> Result<(), EngineError> {
         Ok(())
     }
-
-    /// Where the engine keeps what belongs to this container alone, as far as its log is there.
-    async fn directory_of(&self, name: &ServiceName, id: &str) -> Result<PathBuf, EngineError>;
 
     /// Makes the volumes of a container on its way here, with [`ARRIVAL_LABEL`]. One that is there already is an error, unless
     /// it is one that the container is to have as it is here.

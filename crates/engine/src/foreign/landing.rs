@@ -23,6 +23,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 use super::file::FileOfVolume;
 use super::record::{Record, Volume};
@@ -222,18 +223,23 @@ impl Landing {
         &self.request
     }
 
-    /// The directory of the OCI description.
-    pub(crate) fn bundle(&self) -> &Path {
-        &self.arrived.bundle
-    }
-
-    /// Puts what the container has written elsewhere into the log of its engine, which has nothing of it yet; drops it where
-    /// there is none that takes it. The container matters more than that.
-    pub(crate) fn put_log(&self, log: Option<&LogFiles>) {
-        let config = &self.request.config;
-        if let Err(error) = log::put(&Runc::log_paths(config), self.care.keeper, log) {
-            tracing::warn!(container = %config.name, %error, "its log from before the move is not whole here");
-        }
+    /// Begins to put what the container has written elsewhere into the log of its engine, which has nothing of it yet; drops
+    /// it where there is none that takes it. The container matters more than that, and does not wait for the disk.
+    ///
+    /// The channel ends as soon as the log can be read there.
+    pub(crate) fn put_log(&self, log: Option<LogFiles>) -> oneshot::Receiver<()> {
+        let (config, keeper) = (&self.request.config, self.care.keeper);
+        let (come, name) = (Runc::log_paths(config), config.name.clone());
+        let (is_put, put) = oneshot::channel();
+        self.care.logging.spawn_blocking(move || {
+            let put = log::put(&come, keeper, log.as_ref());
+            drop(is_put);
+            let synced = put.and_then(|put| put.map_or(Ok(()), |put| put.sync_all()));
+            if let Err(error) = synced {
+                tracing::warn!(container = %name, %error, "its log from before the move is not whole here");
+            }
+        });
+        put
     }
 
     /// Puts a process into the memory cgroup of the container.

@@ -31,6 +31,8 @@ pub(super) async fn remove(
         files::unbind(&record, &tree).map_err(io(&tree))?;
         return Record::remove(config);
     }
+    // Its directory is not removed while something is put there.
+    care.logging.wait().await;
     match record.making {
         true => keeps.unmake(config, &record).await?,
         false => keeps.end_arrival(config, &record).await?,

@@ -16,7 +16,8 @@ use super::command::{Call, said};
 use super::definition::{Definition, Here};
 use super::{Podman, RUNTIME, settings};
 use crate::container::{
-    BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, OutputPipes, RestoreRequest, io_error,
+    BegunRestore, ContainerConfig, ContainerState, EngineError, Keeper, LogFiles, OutputPipes,
+    RestoreRequest, io_error,
 };
 use crate::foreign::landing::{self, Landing, Prepared};
 use crate::foreign::log;
@@ -42,6 +43,8 @@ struct Begun {
     definition: Definition,
     importing: Importing,
     landing: Landing,
+    /// Podman's log of it, if that is in a file.
+    log: Option<LogFiles>,
 }
 
 /// A call of Podman that imports a checkpoint.
@@ -129,7 +132,8 @@ impl Podman {
         let landing = prepared
             .opened((&self.care, &request, &storage.root), (&volumes, &definition.files), ended)
             .await?;
-        Ok(Box::new(Begun { podman: self.clone(), definition, importing, landing }))
+        let log = log::of(Keeper::Podman, &kept.id, &storage.root);
+        Ok(Box::new(Begun { podman: self.clone(), definition, importing, landing, log }))
     }
 
     /// Ends an import that is under way, and removes what it has made.
@@ -201,7 +205,7 @@ impl BegunRestore for Begun {
     }
 
     async fn finish(self: Box<Self>) -> Result<ContainerState, EngineError> {
-        let Self { podman, definition, mut importing, landing } = *self;
+        let Self { podman, definition, mut importing, landing, log } = *self;
         let request = landing.request().clone();
         if importing.0.is_finished() {
             // It waits for its runtime for four minutes.
@@ -209,7 +213,8 @@ impl BegunRestore for Begun {
         }
         let (kept, _) = podman.kept(&request.config)?;
         let settings = podman.care.place(&kept.id).join(SETTINGS);
-        landing.put_log(log::of(Keeper::Podman, &kept.id, landing.bundle()).as_ref());
+        // conmon appends to it what the container writes from here on.
+        drop(landing.put_log(log).await);
         let landed = landing.go_on(Some(definition.spec()))?;
         let name = &request.config.name;
         let call = Call { name, action: "restore", words: Vec::new(), settings: Some(&settings) };
