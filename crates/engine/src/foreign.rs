@@ -356,9 +356,14 @@ impl<K: Keeps + Clone + 'static> Engine for K {
     }
 
     async fn settle_log(&self, config: &ContainerConfig) -> Result<(), EngineError> {
-        let (_, life) = self.care().placed(config)?;
-        let read = output::is_read(life.reader, life.pipes).await;
-        read.map_err(|source| io_error(&config.name, "have its last output read".into(), source))
+        let ((_, life), record) = (self.care().placed(config)?, Record::of(config)?);
+        // The engine is not asked: that takes longer than the container is to be frozen.
+        let storage = record.storage.as_ref().or(self.care().storage.get());
+        // Where no log moves, there is nothing to wait for.
+        let log = storage.and_then(|storage| log::of(self.care().keeper, &record.id, storage));
+        let Some(LogFiles { paths: [_, log], .. }) = log else { return Ok(()) };
+        let logged = output::is_logged(life.reader, life.pipes, &log).await;
+        logged.map_err(|source| io_error(&config.name, "have its last output logged".into(), source))
     }
 
     async fn dump_target(&self, config: &ContainerConfig) -> Result<DumpTarget, EngineError> {

@@ -3,15 +3,21 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::container::OutputPipes;
 
-/// How long its reader may take to read what a frozen container has written, and how often to look: nobody tells that.
+/// How long its engine may take to write down what a frozen container has written, and how often to look: nobody tells that.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 const SETTLE_LOOK: Duration = Duration::from_millis(1);
+
+/// A log that stays the same for so many looks has all: dockerd may still hold what it has read from the FIFOs. CRIU dumps
+/// meanwhile.
+const SETTLED_LOOKS: u32 = 20;
 
 /// The pipes that a container was started with as standard output and standard error: those that its engine's process reads, conmon or a
 /// shim of containerd's. The main
@@ -71,9 +77,12 @@ fn descriptors(pid: u32) -> io::Result<Vec<(PathBuf, PathBuf)>> {
         .collect()
 }
 
-/// Whether a reader passes on there what it has read: a shim of containerd's does so to Docker, by FIFOs with names.
+/// Whether a reader passes on there what it has read: a shim of containerd's does so to Docker, by FIFOs with such names. It
+/// and conmon have other FIFOs, too.
 fn is_passed_on(path: &Path, link: &Path) -> bool {
-    pipe_number(link).is_none() && fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
+    let name = link.to_string_lossy();
+    (name.ends_with("-stdout") || name.ends_with("-stderr"))
+        && fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
 }
 
 /// Bytes that wait in pipes for their reader, or behind it.
@@ -97,36 +106,104 @@ fn unread(reader: u32, pipes: OutputPipes) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Returns when its reader has read all that a frozen container has written, or does not in time.
-pub(super) async fn is_read(reader: u32, pipes: OutputPipes) -> io::Result<()> {
+/// Returns when all that a frozen container has written is in this log, or is not in time.
+pub(super) async fn is_logged(reader: u32, pipes: OutputPipes, log: &Path) -> io::Result<()> {
     let begin = Instant::now();
-    while unread(reader, pipes)? > 0 && begin.elapsed() < SETTLE_LIMIT {
+    let (mut before, mut same) = (None, 0);
+    while same < SETTLED_LOOKS && begin.elapsed() < SETTLE_LIMIT {
         tokio::time::sleep(SETTLE_LOOK).await;
+        let now = match unread(reader, pipes)? {
+            0 => written(log)?,
+            _ => None,
+        };
+        same = if now.is_some() && now == before { same + 1 } else { 0 };
+        before = now;
     }
     Ok(())
+}
+
+/// Which file the log is, and its length, bytes. Nothing while it is rotated.
+fn written(log: &Path) -> io::Result<Option<(u64, u64)>> {
+    match fs::metadata(log) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(|found| Some((found.ino(), found.len()))),
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs::File;
     use std::io::{BufRead, BufReader};
-    use std::process::{Command, Stdio};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
+
+    /// A process in this directory, once it has written into these FIFOs of its own.
+    struct Shim(Child);
+
+    impl Shim {
+        fn with(fifos: [&str; 2], directory: &Path) -> Self {
+            let [one, other] = fifos;
+            let script = format!(
+                "mkfifo {one} {other} && exec 3<>{one} 4<>{other} && echo 1234 >&3 && echo 12 >&4 && echo written && read line"
+            );
+            let mut shim = Command::new("/bin/sh");
+            shim.args(["-c", &script]).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut shim = shim.spawn().unwrap();
+            BufReader::new(shim.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+            Self(shim)
+        }
+    }
+
+    impl Drop for Shim {
+        fn drop(&mut self) {
+            drop(self.0.stdin.take());
+            self.0.wait().unwrap();
+        }
+    }
+
+    fn read_line(fifo: &Path) {
+        BufReader::new(File::open(fifo).unwrap()).read_line(&mut String::new()).unwrap();
+    }
 
     #[test]
     fn what_a_reader_has_passed_on_waits_until_it_is_read_there() {
         let directory = tempfile::tempdir().unwrap();
-        let script = "mkfifo fifo && exec 3<>fifo && echo 1234 >&3 && echo written && read line";
-        let mut shim = Command::new("/bin/sh");
-        shim.args(["-c", script]).current_dir(&directory).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut shim = shim.spawn().unwrap();
-        BufReader::new(shim.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-        assert_eq!(unread(shim.id(), [0, 0]).unwrap(), 5);
-        let fifo = OpenOptions::new().read(true).open(directory.path().join("fifo")).unwrap();
-        BufReader::new(fifo).read_line(&mut String::new()).unwrap();
-        assert_eq!(unread(shim.id(), [0, 0]).unwrap(), 0);
-        drop(shim.stdin.take());
-        shim.wait().unwrap();
+        let shim = Shim::with(["init-stdout", "init-stderr"], directory.path());
+        assert_eq!(unread(shim.0.id(), [0, 0]).unwrap(), 8);
+        read_line(&directory.path().join("init-stdout"));
+        assert_eq!(unread(shim.0.id(), [0, 0]).unwrap(), 3);
+    }
+
+    #[test]
+    fn what_waits_in_other_fifos_of_a_reader_is_not_the_containers() {
+        let directory = tempfile::tempdir().unwrap();
+        let shim = Shim::with(["log", "ctl"], directory.path());
+        assert_eq!(unread(shim.0.id(), [0, 0]).unwrap(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_read_is_waited_for_until_it_is_in_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let shim = Shim::with(["init-stdout", "init-stderr"], directory.path());
+        let [log, rotated] = ["log", "log.1"].map(|name| directory.path().join(name));
+        fs::write(&log, "one\n").unwrap();
+        let logged = is_logged(shim.0.id(), [0, 0], &log);
+        tokio::pin!(logged);
+        let few = SETTLED_LOOKS / 2;
+        let steps: [&dyn Fn(); 5] = [
+            &|| {},
+            &|| read_line(&directory.path().join("init-stdout")),
+            &|| read_line(&directory.path().join("init-stderr")),
+            &|| fs::write(&log, "one\ntwo\n").unwrap(),
+            &|| fs::rename(&log, &rotated).unwrap(),
+        ];
+        for step in steps {
+            step();
+            assert!(tokio::time::timeout(SETTLE_LOOK * few, &mut logged).await.is_err(), "it is not settled");
+        }
+        fs::write(&log, "").unwrap();
+        logged.await.unwrap();
     }
 }
