@@ -12,7 +12,7 @@
 //! Of a log that nobody keeps short only the latest entries are sent.
 
 use std::fs::File;
-use std::io::{self, BufReader, ErrorKind, Read, Seek};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -188,11 +188,13 @@ impl Logs {
     fn all(&self, Files { older, log }: Files) -> io::Result<Way> {
         let length = |file: &Option<File>| file.as_ref().map_or(Ok(0), length);
         let [of_older, of_log] = [length(&older)?, length(&log)?];
-        let start = |file: &Option<File>, length: u64, most: u64| match (file, length.saturating_sub(most)) {
-            (Some(file), from) if from > 0 => match self.entries {
-                LogEntries::Lines => line(file, from),
-                LogEntries::Framed => framed(file, from),
-            },
+        let start = |file: &Option<File>, length: u64, most: u64| match (
+            file,
+            length.saturating_sub(most),
+            self.entries,
+        ) {
+            (Some(file), from, LogEntries::Framed) => framed(file, from, length),
+            (Some(file), from, LogEntries::Lines) if from > 0 => line(file, from),
             _ => Ok(0),
         };
         let starts =
@@ -245,23 +247,27 @@ fn line(file: &File, mut at: u64) -> io::Result<u64> {
     Ok(at)
 }
 
-/// Where the first framed entry behind this place begins.
-fn framed(file: &File, from: u64) -> io::Result<u64> {
-    let mut reader = BufReader::with_capacity(CHUNK, file);
-    reader.rewind()?;
-    let mut at = 0;
-    while at < from {
-        let mut length = [0; 4];
-        match reader.read_exact(&mut length) {
-            // It is being written.
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
-            read => read?,
-        }
-        let rest = i64::from(u32::from_be_bytes(length)) + 4;
-        reader.seek_relative(rest)?;
-        at += 4 + rest.unsigned_abs();
+/// Where the latest framed entries begin, at this place or behind it: those behind one that a full disk has cut, if there is
+/// one. At the end, too, one may be cut.
+fn framed(mut file: &File, from: u64, length: u64) -> io::Result<u64> {
+    let mut latest = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.take(length - from).read_to_end(&mut latest)?;
+    let whole = (1..=latest.len()).rev().find(|end| last_framed(&latest[..*end]).is_some());
+    let mut at = whole.unwrap_or(latest.len());
+    while let Some(begin) = last_framed(&latest[..at]) {
+        at = begin;
     }
-    Ok(at)
+    Ok(from + at as u64)
+}
+
+/// Where the last framed entry of these bytes begins, if they end with a whole one.
+fn last_framed(bytes: &[u8]) -> Option<usize> {
+    let behind = bytes.last_chunk::<4>()?;
+    let length = usize::try_from(u32::from_be_bytes(*behind)).ok()?;
+    let begin = bytes.len().checked_sub(length.checked_add(8)?)?;
+    // None is empty, and zeros are what a power cut leaves.
+    (length > 0 && bytes[begin..].first_chunk() == Some(behind)).then_some(begin)
 }
 
 /// The next piece of a file; none at its end.
@@ -408,26 +414,63 @@ mod tests {
         assert_eq!(crosses(&mut both.logs), "more lines\n");
     }
 
+    fn entry(text: &str) -> Vec<u8> {
+        let length = u32::try_from(text.len()).unwrap().to_be_bytes();
+        [&length, text.as_bytes(), &length].concat()
+    }
+
+    /// What crosses of a log with framed entries at first.
+    fn crosses(logs: &mut Logs) -> Vec<u8> {
+        let mut there = Vec::new();
+        let sent = logs.send(&mut |message| {
+            let (Message::LogData(data) | Message::OldLogData(data)) = message else {
+                panic!("{}", message.name())
+            };
+            there.extend(data);
+            Ok::<_, LocalError>(())
+        });
+        assert_eq!(sent.unwrap(), there.len() as u64);
+        there
+    }
+
     #[test]
     fn of_a_log_with_framed_entries_whole_ones_cross() {
         let mut both = Both::new();
         both.logs = Logs::new(both.paths.clone()).latest(30).of(LogEntries::Framed);
-        let entry = |text: &str| {
-            let length = u32::try_from(text.len()).unwrap().to_be_bytes();
-            [&length, text.as_bytes(), &length].concat()
-        };
         for text in ["one", "two\nlines", "three\n\n"] {
             both.write(&entry(text));
         }
-        let mut there = Vec::new();
-        let mut sink = |message| {
-            let Message::LogData(data) = message else { panic!("{}", message.name()) };
-            there.extend(data);
-            Ok::<_, LocalError>(())
-        };
-        both.logs.send(&mut sink).unwrap();
+        let mut there = crosses(&mut both.logs);
         both.write(&entry("four"));
-        both.logs.send(&mut sink).unwrap();
+        there.extend(crosses(&mut both.logs));
         assert_eq!(there, [entry("three\n\n"), entry("four")].concat());
+    }
+
+    #[test]
+    fn what_stands_behind_a_framed_entry_that_is_torn_crosses() {
+        for most in [u64::MAX, 60] {
+            for cut in 1..entry("torn").len() {
+                let both = Both::new();
+                both.write(&entry(&"old".repeat(30)));
+                both.write(&entry("torn")[..cut]);
+                let [two, three] = ["two", "three"].map(entry);
+                both.write(&[&two[..], &three].concat());
+                // It is being written, or a full disk has cut it.
+                both.write(&entry("last")[..cut]);
+                let mut logs = Logs::new(both.paths.clone()).latest(most).of(LogEntries::Framed);
+                let there = crosses(&mut logs);
+                assert_eq!(there, [&two[..], &three, &entry("last")[..cut]].concat(), "{cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_log_without_a_whole_framed_entry_nothing_crosses() {
+        let mut both = Both::new();
+        both.write(&entry("one"));
+        both.rotate();
+        both.write(&[0; 40]);
+        both.logs = Logs::new(both.paths.clone()).latest(40).of(LogEntries::Framed);
+        assert_eq!(crosses(&mut both.logs), b"");
     }
 }
