@@ -87,13 +87,8 @@ fn for_two_platforms(layout: &Path, name: &str) -> String {
     format!("sha256:{hex}")
 }
 
-/// Where containerd has images (`make test-engines`): Docker's own store knows nothing of lists of manifests.
-#[test]
-fn an_image_for_several_platforms_crosses_with_the_one_that_is_there() {
-    let nodes = Nodes::up("docker", "index", Workload::Redis, &[]);
-    if matches!(&nodes.engine, Engine::Docker(dockers) if dockers.release() < 29) {
-        return nodes.down();
-    }
+/// Gives Docker on node a an image `localhost/two:1` for this machine's platform and another; its ID.
+pub(crate) fn load_for_two_platforms(nodes: &Nodes) -> String {
     let layout = nodes.bed.scratch().join("layout");
     fs::create_dir(&layout).unwrap();
     let archive = nodes.bed.scratch().join("image.tar");
@@ -107,6 +102,17 @@ fn an_image_for_several_platforms_crosses_with_the_one_that_is_there() {
     let id = for_two_platforms(&layout, "localhost/two:1");
     tar(&["-cf", archive_text, "."]);
     nodes.own("a", &["load", "--quiet", "--input", archive_text]);
+    id
+}
+
+/// Where containerd has images (`make test-engines`): Docker's own store knows nothing of lists of manifests.
+#[test]
+fn an_image_for_several_platforms_crosses_with_the_one_that_is_there() {
+    let nodes = Nodes::up("docker", "index", Workload::Redis, &[]);
+    if matches!(&nodes.engine, Engine::Docker(dockers) if dockers.release() < 29) {
+        return nodes.down();
+    }
+    let id = load_for_two_platforms(&nodes);
     nodes.own(
         "a",
         &["run", "--detach", "--name", "two", "--network", "none", "localhost/two:1", "/bin/sleep", "1000"],

@@ -52,7 +52,17 @@ impl Nodes {
         serve: &[&str],
         prepare: impl FnOnce(&Engine),
     ) -> Self {
-        let mut engine = Engine::new(engine);
+        Self::up_with(Engine::new(engine), test, workload, serve, prepare)
+    }
+
+    /// The same with these engines, which are not started yet.
+    pub(crate) fn up_with(
+        mut engine: Engine,
+        test: &str,
+        workload: Workload,
+        serve: &[&str],
+        prepare: impl FnOnce(&Engine),
+    ) -> Self {
         let mut points = None;
         let bed = Bed::up_with(&format!("{}-{test}", engine.name()), |config| {
             engine.equip(config);

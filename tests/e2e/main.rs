@@ -15,6 +15,7 @@ mod confinement;
 mod connections;
 mod demo;
 mod docker;
+mod docker_stores;
 mod doctored;
 mod downgrade;
 mod drain;

@@ -1,9 +1,10 @@
 //! A Docker for each node of a lab: a dockerd in the node's network namespace, with storage and sockets of its own.
 //!
 //! One of release 29 or later has images in containerd's store. On node a it starts a containerd by itself, and on node b it is
-//! given one, as a distribution does, whose directories are not Docker's.
+//! given one, as a distribution does, whose directories are not Docker's. A node can be given one with a store of its own.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ const LOG_TAIL: usize = 20;
 pub struct Dockers {
     directory: tempfile::TempDir,
     release: u32,
+    /// The node whose Docker has images in its own store, whatever the release.
+    own_store: Option<&'static str>,
     daemons: Vec<Child>,
     /// That of node b, where it has one.
     containerd: Option<Child>,
@@ -46,9 +49,17 @@ impl Dockers {
         Self {
             directory: tempfile::tempdir().unwrap(),
             release: release.unwrap_or_else(|| panic!("{told}")),
+            own_store: None,
             daemons: Vec::new(),
             containerd: None,
         }
+    }
+
+    /// The same, with images in Docker's own store on this node, whatever the release.
+    #[must_use]
+    pub fn with_own_store(mut self, node: &'static str) -> Self {
+        self.own_store = Some(node);
+        self
     }
 
     fn of_node(&self, node: &str) -> PathBuf {
@@ -87,12 +98,15 @@ impl Dockers {
         let state = Path::new("/run/godwit/labs").join(bed.lab().name()).join(node).join("docker");
         // No limits that a container here may not have.
         let limit = |name: &str| json!({ "Name": name, "Soft": 20000, "Hard": 20000 });
-        let settings = json!({
+        let mut settings = json!({
             "runtimes": { "godwit": { "path": programs().join("godwit-runtime"), "runtimeArgs": ["--state", state] } },
             "insecure-registries": ["10.99.0.0/16"],
             "default-ulimits": { "nofile": limit("nofile"), "nproc": limit("nproc") },
             "live-restore": live_restore,
         });
+        if self.own_store == Some(node) {
+            settings["features"] = json!({ "containerd-snapshotter": false });
+        }
         let file = own.join("daemon.json");
         std::fs::write(&file, settings.to_string()).unwrap();
         let log = File::options().create(true).append(true).open(own.join("log")).unwrap();
@@ -158,6 +172,22 @@ impl Dockers {
         command.arg("--address").arg(&socket).stdin(Stdio::null());
         self.containerd = Some(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap());
         wait_for("containerd", || socket.exists().then_some(()));
+    }
+
+    /// A call of containerd's own command about what is Docker's on a node; nothing where that is not installed.
+    pub fn ctr(&self, node: &str, words: &[&str]) -> Option<String> {
+        let socket = match node {
+            "b" => self.of_node(node).join("containerd/sock"),
+            _ => self.of_node(node).join("exec/containerd/containerd.sock"),
+        };
+        let mut command = Command::new("ctr");
+        command.arg("--address").arg(socket).args(["--namespace", "moby"]).args(words).stdin(Stdio::null());
+        let output = match command.output() {
+            Err(error) if error.kind() == ErrorKind::NotFound => return None,
+            output => output.unwrap(),
+        };
+        assert!(output.status.success(), "ctr {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Some(String::from_utf8(output.stdout).unwrap())
     }
 
     /// Has the dockerd of a node forget godwit's runtime. It would keep those that it has if its settings named none.

@@ -377,7 +377,7 @@ impl Keeps for Docker {
                 ));
             }
         }
-        found.extend(info.store_objection(definition.store));
+        found.extend(info.store_objection(&definition));
         let has_volumes = !definition.volumes.is_empty() || !definition.files.is_empty();
         if is_fit {
             found.extend(info.apart(has_volumes).await.unwrap_or_else(Some));
@@ -646,6 +646,12 @@ impl Info {
         }
     }
 
+    /// Bytes that there is room for where it has images.
+    fn room(&self) -> std::io::Result<u64> {
+        let stat = rustix::fs::statvfs(&self.docker_root_dir)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
     fn containerd(&self) -> Containerd {
         self.containerd.clone().unwrap_or_default()
     }
@@ -684,12 +690,12 @@ impl Info {
         Ok(None)
     }
 
-    /// What speaks against an image of a Docker that has its images there.
-    fn store_objection(&self, of: ImageStore) -> Option<String> {
-        let own = self.image_store();
-        (own != of).then(|| {
+    /// What speaks against an image of a Docker that may have its images elsewhere.
+    fn store_objection(&self, definition: &Definition) -> Option<String> {
+        let (own, of) = (self.image_store(), definition.store);
+        (own != of && definition.configuration.is_none()).then(|| {
             format!(
-                "Docker has images in {own} there, and in {of} where the container is, and an image has another ID in each"
+                "Docker has images in {own} there, and in {of} where the container is, an image has another ID in each, and what both know it by is not told; godwit tells it from release 0.3.0 on"
             )
         })
     }
@@ -737,7 +743,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_container_stays_where_the_other_docker_knows_its_image_by_another_id() {
+    fn a_container_stays_where_the_other_docker_does_not_know_its_image_by_what_is_told() {
         let info = |driver: &str, status: &str| -> Info {
             let text = format!(
                 "{{\"DockerRootDir\": \"/\", \"Driver\": \"{driver}\", \"DriverStatus\": {status}, \"ServerVersion\": \"29.1\"}}"
@@ -746,13 +752,21 @@ mod tests {
         };
         let own = info("overlay2", r#"[["Backing Filesystem", "extfs"]]"#);
         let containerds = info("overlayfs", r#"[["driver-type", "io.containerd.snapshotter.v1"]]"#);
-        for docker in [&own, &containerds] {
+        let definition = |store: &str, configuration: Option<&str>| {
+            let told = json!({
+                "name": "web", "image": ["web:1", "sha256:1"], "store": store, "configuration": configuration,
+                "config": {}, "host": {}, "volumes": [],
+            });
+            Definition::told(&told).unwrap()
+        };
+        for (docker, store) in [(&own, "docker"), (&containerds, "containerd")] {
             assert_eq!(docker.objection(), None);
-            assert_eq!(docker.store_objection(docker.image_store()), None);
+            assert_eq!(docker.store_objection(&definition(store, None)), None);
         }
-        let told = own.store_objection(containerds.image_store()).unwrap();
+        let told = own.store_objection(&definition("containerd", None)).unwrap();
         assert!(told.contains("in its own store there, and in containerd's image store where"), "{told}");
-        assert!(containerds.store_objection(own.image_store()).is_some());
+        assert!(containerds.store_objection(&definition("docker", None)).is_some());
+        assert_eq!(containerds.store_objection(&definition("docker", Some("sha256:2"))), None);
         for (driver, status) in
             [("overlayfs", "null"), ("stargz", r#"[["driver-type", "io.containerd.snapshotter.v1"]]"#)]
         {

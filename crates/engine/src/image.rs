@@ -34,6 +34,7 @@ mod store;
 mod tests;
 
 pub use collect::{Collector, Hold, StoredLayer};
+pub(crate) use digest::Hashing;
 pub use digest::{Digest, DigestError};
 pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};

@@ -9,9 +9,7 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::definition::{
-    Bound, Config, Definition, HostConfig, ImageStore, MountedVolume, OTHERWISE, is_digest,
-};
+use super::definition::{Bound, Config, Definition, HostConfig, ImageStore, MountedVolume, OTHERWISE};
 use super::{Docker, RUNTIME, containerd, encoded, filtered, shim_of};
 use crate::confinement::User;
 use crate::container::{EngineError, Keeper, Kept, io_error};
@@ -31,6 +29,8 @@ pub(super) struct Inspected {
     config: Map<String, Value>,
     host_config: Map<String, Value>,
     #[serde(default)]
+    image_manifest_descriptor: Option<Descriptor>,
+    #[serde(default)]
     graph_driver: GraphDriver,
     #[serde(default)]
     storage: Storage,
@@ -39,6 +39,12 @@ pub(super) struct Inspected {
     network_settings: NetworkSettings,
     #[serde(default)]
     resolv_conf_path: PathBuf,
+}
+
+/// The manifest that it was made of, where containerd has the image; Docker tells it from release 28 on.
+#[derive(Debug, Clone, Deserialize)]
+struct Descriptor {
+    digest: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -149,6 +155,11 @@ fn is_set(value: &Value) -> bool {
 }
 
 impl Inspected {
+    /// The ID of its image, or of what of it is for this machine.
+    pub(super) fn manifest(&self) -> &str {
+        self.image_manifest_descriptor.as_ref().map_or(&self.image, |of| &of.digest)
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.state.running && !self.state.restarting
     }
@@ -327,6 +338,7 @@ impl Inspected {
             name: self.name.trim_start_matches('/').to_owned(),
             image: (image.to_owned(), self.image.clone()),
             files_of_image: Vec::new(),
+            configuration: None,
             store: match self.driver() {
                 containerd::SNAPSHOTTER => ImageStore::Containerd,
                 _ => ImageStore::Docker,
@@ -414,11 +426,7 @@ impl Docker {
         if !objections.is_empty() {
             return Err(self.care.unfit(name, objections));
         }
-        if definition.store == ImageStore::Containerd {
-            let files = info.containerd().image(&definition.image.1).await;
-            let files = files.map_err(self.failed(name, "look at the image of"))?.here.into_iter();
-            definition.files_of_image = files.filter(|file| is_digest(file)).collect();
-        }
+        definition = self.with_image(name, definition, &inspected).await?;
         let spec = self.spec_of(name, look.reader)?;
         let mounts = spec["mounts"].as_array().map(Vec::as_slice).unwrap_or_default();
         if mounts.iter().any(|mount| mount["destination"] == "/sbin/docker-init") {

@@ -4,7 +4,7 @@
 //! What Docker's API does not tell, containerd does: where the root filesystems are, and which files of images are here. Nothing
 //! is changed in containerd.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use containerd_client::Client;
@@ -114,13 +114,13 @@ impl Containerd {
         Ok(found.is_some())
     }
 
-    /// Of these files those that are here, by their digests.
-    pub(super) async fn of(&self, files: &[String]) -> Result<Vec<String>, ApiError> {
+    /// Of these files those that are here, by their digests, with their sizes in bytes.
+    pub(super) async fn of(&self, files: &[String]) -> Result<HashMap<String, u64>, ApiError> {
         let looked = self.ask(async |client| {
-            let mut here = Vec::new();
+            let mut here = HashMap::new();
             for digest in files {
-                if self.size(&client, digest).await?.is_some() {
-                    here.push(digest.clone());
+                if let Some(bytes) = self.size(&client, digest).await? {
+                    here.insert(digest.clone(), bytes);
                 }
             }
             Ok(here)
@@ -178,6 +178,10 @@ impl Containerd {
                     continue;
                 }
                 let mut lacks = document.config.is_none().then_some(digest);
+                if let (For::This, Some(config)) = (platform, &document.config) {
+                    // The first of the list is looked at last.
+                    files.configuration = Some(config.digest.clone());
+                }
                 for blob in document.config.into_iter().chain(document.layers.unwrap_or_default()) {
                     if seen.len() >= MOST_FILES {
                         break;
@@ -232,6 +236,8 @@ pub(super) struct ImageFiles {
     pub(super) is_whole_for_this: bool,
     /// One that is not.
     pub(super) lacks: Option<String>,
+    /// The digest of its configuration for this machine.
+    pub(super) configuration: Option<String>,
 }
 
 impl ImageFiles {

@@ -209,9 +209,13 @@ pub(super) struct Definition {
     /// Where that Docker has its images.
     #[serde(default, skip_serializing_if = "ImageStore::is_dockers")]
     pub(super) store: ImageStore,
-    /// The files of the image by their digests, where containerd has it.
+    /// The files of the image by their digests where containerd has it; else its layers by those of what is in them, from the
+    /// lowest to the uppermost.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) files_of_image: Vec<String>,
+    /// The digest of the image's configuration, which is the same in each store. A release before 0.3.0 does not tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) configuration: Option<String>,
     pub(super) config: Config,
     pub(super) host: HostConfig,
     pub(super) volumes: Vec<MountedVolume>,
@@ -341,6 +345,9 @@ impl Definition {
         if self.files_of_image.len() > MOST_FILES || !self.files_of_image.iter().all(|file| is_digest(file)) {
             found.push("its image has other files than an image has".to_owned());
         }
+        if let Some(digest) = self.configuration.as_ref().filter(|digest| !is_digest(digest)) {
+            found.push(format!("the configuration of its image is {digest:?}"));
+        }
         for (number, volume) in self.volumes.iter().enumerate() {
             if !is_volume(&volume.name) || !is_target(&volume.target) {
                 found.push(format!("it has a volume {:?} on {:?}", volume.name, volume.target));
@@ -450,9 +457,18 @@ impl Definition {
         Ok((self, told.into()))
     }
 
+    /// Whether all that a destination is to know of the image is in it, as the Docker that is asked `now` has the image.
+    pub(super) fn knows_image(&self, now: &Self) -> bool {
+        self.configuration.is_some() && (&self.image.1, self.store) == (&now.image.1, now.store)
+    }
+
     /// The definition with what `docker rename` and `docker update` change, as Docker has it `now`; with the policy of before
-    /// where Docker has not been told that yet.
+    /// where Docker has not been told that yet. The image is the same, which that Docker may know by another ID.
     pub(super) fn renewed(mut self, now: Self, without_policy: bool) -> Self {
+        if !self.knows_image(&now) {
+            (self.image.1, self.store) = (now.image.1, now.store);
+            (self.files_of_image, self.configuration) = (now.files_of_image, now.configuration);
+        }
         let (before, now_host) = (self.host, now.host);
         self.name = now.name;
         self.host = HostConfig {
@@ -583,6 +599,7 @@ mod tests {
         json!({
             "name": "web",
             "image": ["web:1", format!("sha256:{}", "0a".repeat(32))],
+            "configuration": format!("sha256:{}", "0a".repeat(32)),
             "config": {
                 "Hostname": "h", "Env": ["A=b"], "Cmd": ["sleep", "1"], "Labels": { "tier": "x", ARRIVAL_LABEL: "old" },
                 "ExposedPorts": { "80/tcp": {} }, "Volumes": { "/x": {} }, "Entrypoint": null, "MacAddress": "x",
@@ -687,6 +704,16 @@ mod tests {
         assert_eq!((renewed.name.as_str(), renewed.memory_and_cpu()), ("renamed", (8 << 20, 500)));
         assert_eq!(renewed.restart_policy()["Name"], "no");
         assert_eq!((&renewed.config, renewed.host.ipc_mode.as_str()), (&recorded.config, "private"));
+        // The image is here by another ID than where the container has been.
+        let mut here = recorded.clone();
+        here.image.1 = format!("sha256:{}", "0b".repeat(32));
+        here.store = ImageStore::Containerd;
+        assert!(!recorded.knows_image(&here) && here.knows_image(&here));
+        here.configuration = Some("asked anew".into());
+        here.image.0 = "other:1".into();
+        let renewed = recorded.clone().renewed(here.clone(), false);
+        assert_eq!((&renewed.image.0, &renewed.image.1), (&recorded.image.0, &here.image.1));
+        assert_eq!((renewed.store, &renewed.configuration), (here.store, &here.configuration));
         // One that has just come has another policy than it is to have.
         assert_eq!(recorded.renewed(now, true).restart_policy()["Name"], "always");
     }
@@ -696,6 +723,7 @@ mod tests {
         let cases = [
             ("/name", json!("../x"), "its name"),
             ("/image/1", json!("sha256:../x"), "ID of its image"),
+            ("/configuration", json!("sha256:../x"), "configuration of its image"),
             ("/volumes/0/name", json!("../x"), "volume \"../x\""),
             ("/volumes/0/target", json!("/a/../b"), "volume \"data\" on"),
             ("/binds", json!([{ "source": "/etc", "target": "/x", "read_only": true }]), "/etc of the node"),

@@ -7,6 +7,9 @@
 //!
 //! containerd keeps the files of an image by their digests, as they came from a registry, and the archive has them by these. The
 //! other node tells which of the files it has. It may have a part of an image: such a one counts as not there.
+//!
+//! Between two kinds of stores an image has two IDs, and one configuration, by whose digest it is found. The node that takes
+//! the archive makes of it what its Docker reads ([`by_configuration`](crate::foreign::archive::by_configuration)).
 
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write as _};
@@ -17,13 +20,16 @@ use godwit_names::ServiceName;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
+use super::adoption;
 use super::api::ApiError;
-use super::definition::ImageStore;
+use super::containerd::MOST_FILES;
+use super::definition::{Definition, ImageStore, is_digest};
 use super::{Docker, Info, encoded};
 use crate::container::{ContainerConfig, EngineError};
 use crate::foreign::SHORT;
 use crate::foreign::archive::{
-    BLOBS, Incoming, KnownBy, LayerFiles, PIECES, PREPARED, Pieces, SILENT, without, without_names,
+    BLOBS, Incoming, KnownBy, LayerFiles, PIECES, PREPARED, Passing, Pieces, SILENT, Store, between_stores,
+    without, without_names,
 };
 use crate::foreign::making::PULL;
 use crate::image::Digest;
@@ -136,6 +142,71 @@ impl Docker {
         Ok(containerd.image(id).await.map_err(&failed)?.is_whole_for_this)
     }
 
+    /// The ID by which a container can be made here of an image that another node knows by the definition; nothing where it is
+    /// not here.
+    async fn image_here(
+        &self,
+        config: &ContainerConfig,
+        info: &Info,
+        definition: &Definition,
+    ) -> Result<Option<String>, EngineError> {
+        let (own, (image, id)) = (info.image_store(), &definition.image);
+        if own == definition.store && self.has_image(config, info, id).await? {
+            return Ok(Some(id.clone()));
+        }
+        let Some(configuration) = &definition.configuration else { return Ok(None) };
+        if own == ImageStore::Docker {
+            return Ok(self.has_image(config, info, configuration).await?.then(|| configuration.clone()));
+        }
+        let failed = self.failed(&config.name, "look for the image of");
+        let listed: Vec<Listed> = self.api.get("/images/json?all=1").await.map_err(&failed)?;
+        // Several may have this configuration. One that has been here before had that name.
+        let named = if image.is_empty() { None } else { self.image(&config.name, image).await? };
+        let named = named.map(|image| image.id);
+        for id in named.into_iter().chain(listed.into_iter().map(|listed| listed.id)) {
+            let files = match info.containerd().image(&id).await {
+                Ok(files) => files,
+                // One that is not understood is no reason to refuse others.
+                Err(error) => {
+                    tracing::debug!(container = %config.name, image = id, %error, "an image is passed over");
+                    continue;
+                }
+            };
+            if files.configuration.as_ref() == Some(configuration)
+                && self.has_image(config, info, &id).await?
+            {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A definition with what other nodes find the image of a container by.
+    pub(super) async fn with_image(
+        &self,
+        name: &ServiceName,
+        mut definition: Definition,
+        inspected: &adoption::Inspected,
+    ) -> Result<Definition, EngineError> {
+        let id = &definition.image.1;
+        let files = match definition.store {
+            ImageStore::Docker => {
+                definition.configuration = Some(id.clone());
+                self.image(name, id).await?.map(|image| image.rootfs.layers).unwrap_or_default()
+            }
+            ImageStore::Containerd => {
+                let failed = self.failed(name, "look at the image of");
+                let containerd = self.info(name).await?.containerd();
+                let (whole, own) = (containerd.image(id).await, containerd.image(inspected.manifest()).await);
+                definition.configuration = own.map_err(&failed)?.configuration.filter(|of| is_digest(of));
+                whole.map_err(&failed)?.here
+            }
+        };
+        definition.files_of_image =
+            files.into_iter().filter(|file| is_digest(file)).take(MOST_FILES).collect();
+        Ok(definition)
+    }
+
     /// The chain IDs of the layers that are here, of whatever image, where this one is not; the digests of its own files that
     /// are here where containerd has them.
     pub(super) async fn layers_here(
@@ -144,13 +215,26 @@ impl Docker {
     ) -> Result<Option<Vec<String>>, EngineError> {
         let (_, definition) = self.kept(config)?;
         let info = self.info(&config.name).await?;
-        if self.has_image(config, &info, &definition.image.1).await? {
+        if self.image_here(config, &info, &definition).await?.is_some() {
             return Ok(None);
         }
         let failed = self.failed(&config.name, "list images for");
         if info.image_store() == ImageStore::Containerd {
             // Those alone that the other node has named: it is not to learn of others.
-            return info.containerd().of(&definition.files_of_image).await.map(Some).map_err(failed);
+            let files = definition.files_of_image;
+            let here = info.containerd().of(&files).await.map_err(failed)?;
+            return Ok(Some(match definition.store {
+                ImageStore::Containerd => here.into_keys().collect(),
+                // Where it has them unpacked, under their own digests.
+                ImageStore::Docker => {
+                    let known = files.iter().take_while(|layer| here.contains_key(*layer)).count();
+                    chains(&files[..known])
+                }
+            }));
+        }
+        if definition.store == ImageStore::Containerd {
+            // It has files, which no layer here tells.
+            return Ok(Some(Vec::new()));
         }
         let listed: Vec<Listed> = self.api.get("/images/json").await.map_err(failed)?;
         let mut here = BTreeSet::new();
@@ -169,7 +253,10 @@ impl Docker {
     /// that comes from another node is given no name, under which others would take it for what they know by that.
     pub(super) async fn image_name(&self, config: &ContainerConfig) -> Result<String, EngineError> {
         let (_, definition) = self.kept(config)?;
-        let (name, id) = definition.image;
+        let info = self.info(&config.name).await?;
+        let id = self.image_here(config, &info, &definition).await?;
+        let id = id.ok_or_else(|| self.no_image(config, &definition.image.1))?;
+        let name = definition.image.0;
         let is_its =
             !name.is_empty() && self.image(&config.name, &name).await?.is_some_and(|found| found.id == id);
         Ok(if is_its { name } else { id })
@@ -265,18 +352,15 @@ impl Docker {
     ) -> Result<(), EngineError> {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "load the image of");
-        let (info, id) = (self.info(&config.name).await?, &definition.image.1);
-        let known_by = match info.image_store() {
-            ImageStore::Docker => KnownBy::Configuration,
-            ImageStore::Containerd => KnownBy::Manifest,
-        };
-        let is_new = self.image(&config.name, id).await?.is_none();
-        let (pieces, passing) = without_names(from, id.clone(), known_by);
+        let (info, theirs) = (self.info(&config.name).await?, definition.image.1.clone());
+        let is_new = self.image(&config.name, &theirs).await?.is_none();
+        let (pieces, passing) = self.passing(config, &info, &definition, from).await?;
         let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;
+        let passed = passing.outcome().await;
+        let id = passed.as_ref().ok().cloned().flatten().unwrap_or(theirs);
+        let id = &id;
         let loaded = async {
-            if let Some(error) = passing.objection().await {
-                return Err(failed(ApiError::Broken(error.to_string())));
-            }
+            passed.map_err(|error| failed(ApiError::Broken(error.to_string())))?;
             let said = said.map_err(&failed)?;
             if let Some(error) = told_error(&said) {
                 return Err(failed(error));
@@ -301,6 +385,37 @@ impl Docker {
 }
 
 impl Docker {
+    /// What comes of the archive of an image for the Docker here.
+    async fn passing(
+        &self,
+        config: &ContainerConfig,
+        info: &Info,
+        definition: &Definition,
+        from: mpsc::Receiver<Bytes>,
+    ) -> Result<(mpsc::Receiver<Bytes>, Passing), EngineError> {
+        let failed = self.failed(&config.name, "load the image of");
+        let (own, id) = (info.image_store(), definition.image.1.clone());
+        if own == definition.store {
+            let known_by = match own {
+                ImageStore::Docker => KnownBy::Configuration,
+                ImageStore::Containerd => KnownBy::Manifest,
+            };
+            return Ok(without_names(from, id, known_by));
+        }
+        let broken = |reason: String| failed(ApiError::Broken(reason));
+        let untold = || broken(format!("nothing is told by which {own} knows the image {id}"));
+        let configuration = definition.configuration.clone().ok_or_else(untold)?;
+        let store = match own {
+            ImageStore::Docker => Store::Docker,
+            ImageStore::Containerd => {
+                let here = info.containerd().of(&definition.files_of_image).await;
+                Store::Containerd(here.map_err(&failed)?)
+            }
+        };
+        let room = info.room().map_err(|error| broken(format!("the room for it is not told: {error}")))?;
+        Ok(between_stores(from, configuration, (store, room)))
+    }
+
     /// Removes an image of which a part has come, and to which nobody has given a name or the rest meanwhile.
     async fn remove_part(&self, config: &ContainerConfig, info: &Info, id: &str) -> Result<(), EngineError> {
         let Some(image) = self.image(&config.name, id).await? else { return Ok(()) };

@@ -49,11 +49,14 @@ impl Docker {
         if !unknown.is_empty() {
             return Err(self.care().unfit(&config.name, unknown));
         }
-        let now = inspected.definition().map_err(|error| {
+        let mut now = inspected.definition().map_err(|error| {
             let reason = format!("what Docker tells of it is not understood: {error}");
             self.care().failed(&config.name, "give godwit", reason)
         })?;
         let (_, recorded) = self.kept(config)?;
+        if !recorded.knows_image(&now) {
+            now = self.with_image(&config.name, now, &inspected).await?;
+        }
         let renewed = recorded.renewed(now, owes_policy);
         let (memory_bytes, cpu_millis) = renewed.memory_and_cpu();
         Ok(Some(Renewed { definition: renewed.value(), memory_bytes, cpu_millis }))

@@ -4,6 +4,7 @@
 //! by one, and an engine takes a name from the image that had it. So only what belongs to one image is passed on, and the lists
 //! of images are written anew. One that goes to another node has no layers that are there.
 
+mod by_configuration;
 mod layout;
 mod manifest;
 mod timely;
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub use self::by_configuration::{Store, by_configuration};
 pub(crate) use self::layout::oci_layout;
 use self::manifest::{Descriptor, Documents};
 pub(crate) use self::timely::{PREPARED, SILENT, Timely};
@@ -193,18 +195,15 @@ pub enum KnownBy {
     Manifest,
 }
 
-/// Writes an archive of the image with this ID and nothing else, without names. An OCI layout gets its list last, once its layers
-/// are known to be those of the ID, or what has the ID has come.
-///
-/// # Errors
-/// What is read is no archive of that image alone, or one of the two cannot be read or written.
-pub fn nameless(archive: impl Read, to: impl Write, id: &str, known_by: KnownBy) -> io::Result<()> {
-    let id = id.strip_prefix("sha256:").unwrap_or(id);
+/// Goes through an archive of an image, within bounds: what each file of it is, its path, its size in bytes, and its content.
+/// The paths of all that is taken.
+fn each_part(
+    archive: impl Read,
+    mut take: impl FnMut(Part<'_>, &str, u64, &mut dyn Read) -> io::Result<()>,
+) -> io::Result<HashSet<String>> {
     let left = Cell::new(HEADERS);
     let mut archive = tar::Archive::new(Bounded { from: archive, left: &left });
-    let mut copy = tar::Builder::new(to);
-    let (mut documents, mut seen, mut oci, mut has_list) =
-        (Documents::default(), HashSet::new(), None, false);
+    let mut seen = HashSet::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
         if entry.header().entry_type().is_gnu_sparse() {
@@ -214,12 +213,7 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str, known_by: KnownBy)
         left.set(entry.size().saturating_add(HEADERS));
         let path = entry.path()?.to_str().unwrap_or_default().trim_end_matches('/').to_owned();
         let link = entry.link_name()?.and_then(|link| link.to_str().map(str::to_owned));
-        let mut header = tar::Header::new_gnu();
-        let part = match (part(&path, entry.header().entry_type(), link.as_deref()), known_by) {
-            // By these an engine knows no image that has another ID than its configuration has.
-            (Part::Manifest | Part::Link(_), KnownBy::Manifest) => Part::Other,
-            (part, _) => part,
-        };
+        let part = part(&path, entry.header().entry_type(), link.as_deref());
         // An engine takes one of two, and not each the same.
         if !matches!(part, Part::Other) {
             if !seen.insert(path.clone()) {
@@ -229,45 +223,60 @@ pub fn nameless(archive: impl Read, to: impl Write, id: &str, known_by: KnownBy)
                 return Err(io::Error::other("an archive with more files than an image has"));
             }
         }
-        match part {
-            Part::Other => {}
-            Part::File => {
-                let size = entry.size();
-                match path.strip_prefix(BLOBS) {
-                    Some(digest) if size <= LIST => {
-                        let mut content = Vec::new();
-                        entry.read_to_end(&mut content)?;
-                        add(&mut copy, &path, size, content.as_slice())?;
-                        // Of what is known by its digest nothing else is read.
-                        if known_by == KnownBy::Configuration || digest == id {
-                            documents.keep(digest, content)?;
-                        }
+        take(part, &path, entry.size(), &mut entry)?;
+    }
+    Ok(seen)
+}
+
+/// Writes an archive of the image with this ID and nothing else, without names. An OCI layout gets its list last, once its layers
+/// are known to be those of the ID, or what has the ID has come.
+///
+/// # Errors
+/// What is read is no archive of that image alone, or one of the two cannot be read or written.
+pub fn nameless(archive: impl Read, to: impl Write, id: &str, known_by: KnownBy) -> io::Result<()> {
+    let id = id.strip_prefix("sha256:").unwrap_or(id);
+    let mut copy = tar::Builder::new(to);
+    let (mut documents, mut oci, mut has_list) = (Documents::default(), None, false);
+    let mut seen = each_part(archive, |part, path, size, mut content| {
+        let mut header = tar::Header::new_gnu();
+        match (part, known_by) {
+            // By these an engine knows no image that has another ID than its configuration has.
+            (Part::Manifest | Part::Link(_), KnownBy::Manifest) | (Part::Other, _) => {}
+            (Part::File, _) => match path.strip_prefix(BLOBS) {
+                Some(digest) if size <= LIST => {
+                    let mut text = Vec::new();
+                    content.read_to_end(&mut text)?;
+                    add(&mut copy, path, size, text.as_slice())?;
+                    // Of what is known by its digest nothing else is read.
+                    if known_by == KnownBy::Configuration || digest == id {
+                        documents.keep(digest, text)?;
                     }
-                    _ => add(&mut copy, &path, size, &mut entry)?,
                 }
-            }
-            Part::Directory => {
+                _ => add(&mut copy, path, size, content)?,
+            },
+            (Part::Directory, _) => {
                 header.set_entry_type(tar::EntryType::Directory);
                 header.set_mode(0o755);
                 header.set_size(0);
-                copy.append_data(&mut header, &path, io::empty())?;
+                copy.append_data(&mut header, path, io::empty())?;
             }
-            Part::Link(link) => {
+            (Part::Link(link), _) => {
                 header.set_entry_type(tar::EntryType::Symlink);
                 header.set_size(0);
-                copy.append_link(&mut header, &path, link)?;
+                copy.append_link(&mut header, path, link)?;
             }
-            Part::Manifest => {
-                let text = manifest(&list(&mut entry)?, id)?;
+            (Part::Manifest, _) => {
+                let text = manifest(&list(&mut content)?, id)?;
                 has_list = true;
-                add(&mut copy, &path, text.len() as u64, text.as_slice())?;
+                add(&mut copy, path, text.len() as u64, text.as_slice())?;
             }
-            Part::Index => {
-                let index: Index = serde_json::from_slice(&list(&mut entry)?)?;
+            (Part::Index, _) => {
+                let index: Index = serde_json::from_slice(&list(&mut content)?)?;
                 oci = Some(<[_; 1]>::try_from(index.manifests).map_err(|_| not_one())?);
             }
         }
-    }
+        Ok(())
+    })?;
     if let (Some([named]), KnownBy::Manifest) = (&oci, known_by) {
         add_list(&mut copy, documents.by_digest(named, id)?)?;
         has_list = true;
@@ -294,17 +303,34 @@ fn add_list(to: &mut tar::Builder<impl Write>, named: Descriptor) -> io::Result<
     add(to, INDEX, index.len() as u64, index.as_slice())
 }
 
-/// An archive that is passed on so, on a thread that may block.
-pub(crate) struct Passing(tokio::task::JoinHandle<io::Result<()>>);
+/// An archive that is passed on so, on a thread that may block; the ID of the image in it.
+pub(crate) struct Passing(tokio::task::JoinHandle<io::Result<String>>);
 
 impl Passing {
-    /// What is wrong with the archive, if that is why it was not passed on to its end.
-    pub(crate) async fn objection(self) -> Option<io::Error> {
+    fn begin(
+        from: mpsc::Receiver<Bytes>,
+        pass: impl FnOnce(&mut Incoming, Pieces) -> io::Result<String> + Send + 'static,
+    ) -> (mpsc::Receiver<Bytes>, Self) {
+        let (to, pieces) = mpsc::channel(PIECES);
+        let passing = tokio::task::spawn_blocking(move || {
+            let mut from = Incoming::new(from);
+            let id = pass(&mut from, Pieces::new(to))?;
+            // Who sends it is not to be interrupted by what follows the archive's end.
+            io::copy(&mut from, &mut io::sink())?;
+            Ok(id)
+        });
+        (pieces, Self(passing))
+    }
+
+    /// The ID of the image, `sha256:…`; nothing where the archive was not passed on to its end, and that is not its fault.
+    pub(crate) async fn outcome(self) -> io::Result<Option<String>> {
         // An engine that has answered may neither take the rest nor say so.
-        let passed = tokio::time::timeout(SHORT, self.0).await.ok()?;
-        let passed = passed.map_err(io::Error::other).and_then(|passed| passed);
-        // Whoever takes it has a better reason.
-        passed.err().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)
+        let Ok(passed) = tokio::time::timeout(SHORT, self.0).await else { return Ok(None) };
+        match passed.map_err(io::Error::other).and_then(|passed| passed) {
+            // Whoever takes it has a better reason.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
+            passed => passed.map(Some),
+        }
     }
 }
 
@@ -314,14 +340,16 @@ pub(crate) fn without_names(
     id: String,
     known_by: KnownBy,
 ) -> (mpsc::Receiver<Bytes>, Passing) {
-    let (to, pieces) = mpsc::channel(PIECES);
-    let passing = tokio::task::spawn_blocking(move || {
-        let mut from = Incoming::new(from);
-        nameless(&mut from, Pieces::new(to), &id, known_by)?;
-        // Who sends it is not to be interrupted by what follows the archive's end.
-        io::copy(&mut from, &mut io::sink()).map(drop)
-    });
-    (pieces, Passing(passing))
+    Passing::begin(from, move |from, to| nameless(from, to, &id, known_by).map(|()| id))
+}
+
+/// [The same](by_configuration) for an archive in pieces; what comes of it in pieces.
+pub(crate) fn between_stores(
+    from: mpsc::Receiver<Bytes>,
+    configuration: String,
+    (store, room): (Store, u64),
+) -> (mpsc::Receiver<Bytes>, Passing) {
+    Passing::begin(from, move |from, to| by_configuration(from, to, &configuration, (&store, room)))
 }
 
 /// Copies an archive without some of its files.

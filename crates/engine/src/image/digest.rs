@@ -85,14 +85,14 @@ impl fmt::Debug for Digest {
 }
 
 /// Hashes and counts what is read or written through it.
-pub(super) struct Hashing<T> {
+pub(crate) struct Hashing<T> {
     inner: T,
     hasher: Sha256,
     count: u64,
 }
 
 impl<T> Hashing<T> {
-    pub(super) fn new(inner: T) -> Self {
+    pub(crate) fn new(inner: T) -> Self {
         Self { inner, hasher: Sha256::new(), count: 0 }
     }
 
@@ -100,7 +100,7 @@ impl<T> Hashing<T> {
         self.count
     }
 
-    pub(super) fn into_parts(self) -> (T, Digest, u64) {
+    pub(crate) fn into_parts(self) -> (T, Digest, u64) {
         (self.inner, Digest::from_hasher(self.hasher), self.count)
     }
 }

@@ -226,9 +226,7 @@ impl Podman {
         let call = Call { name: &config.name, action: "load the image of", words, settings: None };
         let (fed, output) = self.feed(&call, &mut pieces).await?;
         drop(pieces);
-        if let Some(error) = passing.objection().await {
-            return Err(failed(&call, error.to_string()));
-        }
+        passing.outcome().await.map_err(|error| failed(&call, error.to_string()))?;
         let output = output.map_err(|error| failed(&call, error.to_string()))?;
         if !output.status.success() {
             return Err(self.has_failed(&call, &output));

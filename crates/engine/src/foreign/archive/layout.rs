@@ -11,7 +11,7 @@ use super::manifest::of_docker;
 use super::{BLOBS, INDEX, Index, LIST, Manifest, add, is_digest, not_one};
 
 /// What says that a directory is such a layout.
-const LAYOUT: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
+pub(super) const LAYOUT: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
 
 /// Writes Docker's archive of one image as an OCI layout, without the layers of these digests.
 pub(crate) fn oci_layout(archive: impl Read, there: &[String], to: impl Write) -> io::Result<()> {
@@ -43,13 +43,25 @@ pub(crate) fn oci_layout(archive: impl Read, there: &[String], to: impl Write) -
         found.map(|(hex, size)| (hex.as_str(), *size)).ok_or_else(unnamed)
     };
     let layers = image.layers.iter().map(part).collect::<io::Result<Vec<_>>>()?;
-    let (manifest, named) = of_docker(part(&image.config)?, &layers)?;
-    add(&mut copy, &format!("{BLOBS}{}", named.hex()), manifest.len() as u64, manifest.as_slice())?;
+    add_lists(&mut copy, part(&image.config)?, &layers)?;
+    copy.into_inner()?.flush()
+}
+
+/// Adds what makes an OCI layout of an archive with this configuration and these layers, each with its size; the digits of the
+/// digest of its manifest.
+pub(super) fn add_lists(
+    to: &mut tar::Builder<impl Write>,
+    config: (&str, u64),
+    layers: &[(&str, u64)],
+) -> io::Result<String> {
+    let (manifest, named) = of_docker(config, layers)?;
+    let hex = named.hex().to_owned();
+    add(to, &format!("{BLOBS}{hex}"), manifest.len() as u64, manifest.as_slice())?;
     let index = serde_json::to_vec(&Index::of(named))?;
     for (path, content) in [LAYOUT, (INDEX, &index)] {
-        add(&mut copy, path, content.len() as u64, content)?;
+        add(to, path, content.len() as u64, content)?;
     }
-    copy.into_inner()?.flush()
+    Ok(hex)
 }
 
 /// The digest in the name of a configuration or a layer.

@@ -119,7 +119,6 @@ struct Config {
 
 #[derive(Deserialize)]
 struct RootFs {
-    /// Digests of the layers as they are unpacked, from the lowest to the uppermost.
     diff_ids: Vec<String>,
 }
 
@@ -186,8 +185,7 @@ impl Documents {
             return wrong(format!("an archive of the image {}, not of {id}", config.digest));
         }
         let text = self.document(&config.digest)?;
-        let Config { rootfs } = read(text, "configuration")?;
-        if !layers.iter().map(|layer| &layer.digest).eq(&rootfs.diff_ids) {
+        if !layers.iter().map(|layer| &layer.digest).eq(&layers_of(text)?) {
             return wrong("an archive with other layers than its image has".to_owned());
         }
         let layers: Vec<_> = layers.iter().map(|layer| (layer.hex(), layer.size)).collect();
@@ -196,6 +194,12 @@ impl Documents {
         let annotations = annotations.into_iter().filter(is_passed).collect();
         Manifest::of(&format, (id, text.len() as u64), &layers, annotations).written()
     }
+}
+
+/// The digests of the layers of a configuration as they are unpacked, from the lowest to the uppermost.
+pub(super) fn layers_of(configuration: &[u8]) -> io::Result<Vec<String>> {
+    let Config { rootfs } = read(configuration, "configuration")?;
+    Ok(rootfs.diff_ids)
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a [u8], what: &str) -> io::Result<T> {
