@@ -1,5 +1,6 @@
 //! The archive of an image that another node's engine has saved: what is passed on to the engine here is that image alone, in
-//! an archive that can be read, without a name. An OCI layout has the layers of its image's ID.
+//! an archive that can be read, without a name. An OCI layout has the layers of its image's ID. So has what goes from one of
+//! Docker's stores to the other.
 #![no_main]
 
 use std::collections::HashMap;
@@ -7,7 +8,7 @@ use std::io::Read;
 
 use ::tar::{Archive, EntryType};
 use arbitrary::Arbitrary;
-use godwit_engine::foreign::archive::{KnownBy, nameless};
+use godwit_engine::foreign::archive::{KnownBy, Store, by_configuration, nameless};
 use godwit_engine::image::Digest;
 use godwit_fuzz::{json, tar};
 use libfuzzer_sys::fuzz_target;
@@ -26,6 +27,8 @@ struct Input<'a> {
     by_manifest: bool,
     /// Files with names that an image has.
     files: Vec<(u8, &'a [u8])>,
+    /// Whether the layer comes, packed or as it is.
+    layer: Option<bool>,
     /// Whether the lists come twice.
     twice: bool,
     members: Vec<tar::Member<'a>>,
@@ -48,6 +51,62 @@ fn config() -> String {
 
 fn id() -> String {
     Digest::of(config().as_bytes()).hex().to_owned()
+}
+
+fn packed() -> Vec<u8> {
+    zstd::encode_all(LAYER, 1).expect("a frame")
+}
+
+/// What goes to a Docker with another store is the image of the configuration, or nothing.
+fn between_stores(stream: &[u8]) {
+    // More than comes unless it is packed all too well.
+    const ROOM: u64 = 1 << 20;
+    for store in [Store::Docker, Store::Containerd(HashMap::new())] {
+        let mut passed = Vec::new();
+        let Ok(known_by) = by_configuration(stream, &mut passed, &id(), (&store, ROOM)) else { continue };
+        let mut files = Vec::new();
+        for entry in Archive::new(passed.as_slice()).entries().expect("an archive") {
+            let mut entry = entry.expect("a member");
+            assert_eq!(entry.header().entry_type(), EntryType::Regular);
+            let path = entry.path().expect("a path").to_str().expect("text").to_owned();
+            assert!(!path.starts_with('/') && !path.split('/').any(|part| part == ".."), "{path}");
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).expect("its content");
+            files.push((path, content));
+        }
+        let lists = files.iter().filter(|(path, _)| path == "manifest.json" || path == "index.json").count();
+        assert_eq!(lists, 1);
+        let (last, list) = files.last().expect("a list");
+        let told: Value = serde_json::from_slice(list).expect("a list");
+        match store {
+            Store::Docker => {
+                assert_eq!((last.as_str(), known_by), ("manifest.json", format!("sha256:{}", id())));
+                let content = |path: &Value| &files.iter().find(|(name, _)| path == name).expect("a file").1;
+                assert_eq!(content(&told[0]["Config"]), config().as_bytes());
+                let layer = content(&told[0]["Layers"][0]).as_slice();
+                let mut of_gzip = Vec::new();
+                let is_gzip = flate2::bufread::MultiGzDecoder::new(layer).read_to_end(&mut of_gzip).is_ok();
+                let of_zstd = zstd::decode_all(layer).unwrap_or_default();
+                assert!(layer == LAYER || of_zstd == LAYER || (is_gzip && of_gzip == LAYER), "{layer:?}");
+            }
+            Store::Containerd(_) => {
+                assert_eq!(
+                    (last.as_str(), &told["manifests"][0]["digest"]),
+                    ("index.json", &json!(known_by))
+                );
+                let of = |digest: &str| {
+                    let content = files.iter().map(|(_, content)| content);
+                    content.into_iter().find(|content| Digest::of(content).to_string() == digest)
+                };
+                let manifest = of(&known_by).expect("a manifest");
+                let manifest: Value = serde_json::from_slice(manifest).expect("a manifest");
+                let layers = manifest["layers"].as_array().expect("layers");
+                assert!(layers.len() == 1 && layers[0]["digest"] == format!("sha256:{}", layer()));
+                assert!(of(&format!("sha256:{}", layer())).is_some(), "the layer has come");
+                assert_eq!(manifest["config"]["digest"], format!("sha256:{}", id()));
+            }
+        }
+    }
 }
 
 fn name(number: u8) -> String {
@@ -90,6 +149,12 @@ fuzz_target!(|input: Input<'_>| {
     let text = |list: usize| lists[list].to_string().into_bytes();
     let mut files: Vec<_> =
         input.files.iter().map(|(number, content)| (name(*number), content.to_vec())).collect();
+    if let Some(is_packed) = input.layer {
+        files.push(match is_packed {
+            true => (format!("blobs/sha256/{}", "0a".repeat(32)), packed()),
+            false => (name(4), LAYER.to_vec()),
+        });
+    }
     for _ in 0..=u8::from(input.twice) {
         files.extend([("manifest.json".to_owned(), text(0)), ("index.json".to_owned(), text(1))]);
         let blob = |hex: &str| format!("blobs/sha256/{hex}");
@@ -103,6 +168,7 @@ fuzz_target!(|input: Input<'_>| {
         stream[at] = *byte;
     }
     stream.truncate(input.cut.map_or(stream.len(), usize::from));
+    between_stores(&stream);
     let mut passed = Vec::new();
     let (id, known_by) = match input.by_manifest {
         true => (manifest.hex().to_owned(), KnownBy::Manifest),
