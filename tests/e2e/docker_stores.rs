@@ -53,9 +53,9 @@ fn run(nodes: &Nodes, node: &str, name: &str, image: &str) {
 fn is_managed(nodes: &Nodes, node: &str, name: &str) {
     assert_eq!(nodes.own(node, &["exec", name, "/bin/cat", "/changed"]), "kept\n");
     nodes.own(node, &["stop", "--time", "0", name]);
-    let before = nodes.own(node, &["logs", name]);
-    let lines: Vec<_> = before.lines().collect();
-    assert!(lines.starts_with(&["1", "2"]), "{before}");
+    let before = wait_for("its log from before the move", || {
+        Some(nodes.own(node, &["logs", name])).filter(|log| log.starts_with("1\n2\n"))
+    });
     nodes.own(node, &["start", name]);
     wait_for("it to count again", || {
         let after = nodes.own(node, &["logs", name]);

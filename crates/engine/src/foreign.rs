@@ -218,7 +218,7 @@ impl<K: Keeps + Clone + 'static> Engine for K {
         let Some(record) = Record::read(config)? else { return Ok(None) };
         let storage = self.storage_of(&config.name).await?;
         // What has come just now is in it by then.
-        self.care().logging.wait().await;
+        self.care().logs_are_put(&config.name).await;
         Ok(log::of(self.care().keeper, &record.id, &storage))
     }
 

@@ -163,8 +163,8 @@ impl BegunRestore for Begun {
                 "Docker has not waited for it; if dockerd was restarted meanwhile, begin the move again",
             ));
         }
-        // Docker reads it when it is asked for the log: nothing waits for it.
-        drop(landing.put_log(log));
+        // Docker might rotate what the container writes from here on into its place.
+        drop(landing.put_log(log).await);
         let landed = landing.go_on(None)?;
         let started = starting.await.unwrap_or_else(|error| Err(ApiError::Broken(error.to_string())));
         landed.put_away()?;

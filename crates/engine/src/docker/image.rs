@@ -14,6 +14,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_names::ServiceName;
@@ -62,6 +63,9 @@ struct RootFs {
 struct Listed {
     id: String,
 }
+
+/// How long containerd may be asked for an image among all that there are: each is asked about by itself.
+const LOOKING: Duration = Duration::from_secs(60);
 
 /// Most layers that a node tells of.
 const MOST_LAYERS: usize = 4096;
@@ -163,22 +167,26 @@ impl Docker {
         // Several may have this configuration. One that has been here before had that name.
         let named = if image.is_empty() { None } else { self.image(&config.name, image).await? };
         let named = named.map(|image| image.id);
-        for id in named.into_iter().chain(listed.into_iter().map(|listed| listed.id)) {
-            let files = match info.containerd().image(&id).await {
-                Ok(files) => files,
-                // One that is not understood is no reason to refuse others.
-                Err(error) => {
-                    tracing::debug!(container = %config.name, image = id, %error, "an image is passed over");
-                    continue;
+        let looking = async {
+            for id in named.into_iter().chain(listed.into_iter().map(|listed| listed.id)) {
+                let files = match info.containerd().image(&id).await {
+                    Ok(files) => files,
+                    // One that is not understood is no reason to refuse others.
+                    Err(error) => {
+                        tracing::debug!(container = %config.name, image = id, %error, "an image is passed over");
+                        continue;
+                    }
+                };
+                if files.configuration.as_ref() == Some(configuration)
+                    && self.has_image(config, info, &id).await?
+                {
+                    return Ok(Some(id));
                 }
-            };
-            if files.configuration.as_ref() == Some(configuration)
-                && self.has_image(config, info, &id).await?
-            {
-                return Ok(Some(id));
             }
-        }
-        Ok(None)
+            Ok(None)
+        };
+        let looked = tokio::time::timeout(LOOKING, looking).await;
+        looked.unwrap_or_else(|_| Err(failed(ApiError::Silent(LOOKING))))
     }
 
     /// A definition with what other nodes find the image of a container by.
@@ -353,12 +361,20 @@ impl Docker {
         let (_, definition) = self.kept(config)?;
         let failed = self.failed(&config.name, "load the image of");
         let (info, theirs) = (self.info(&config.name).await?, definition.image.1.clone());
-        let is_new = self.image(&config.name, &theirs).await?.is_none();
+        let before: Vec<Listed> = self.api.get("/images/json?all=1").await.map_err(&failed)?;
         let (pieces, passing) = self.passing(config, &info, &definition, from).await?;
         let said = self.api.send("/images/load?quiet=1", pieces, PULL).await;
         let passed = passing.outcome().await;
-        let id = passed.as_ref().ok().cloned().flatten().unwrap_or(theirs);
-        let id = &id;
+        let known = match &definition.configuration {
+            Some(own)
+                if info.image_store() == ImageStore::Docker && definition.store != ImageStore::Docker =>
+            {
+                own.clone()
+            }
+            _ => theirs,
+        };
+        let id = &passed.as_ref().ok().cloned().flatten().unwrap_or(known);
+        let is_new = before.iter().all(|image| image.id != *id);
         let loaded = async {
             passed.map_err(|error| failed(ApiError::Broken(error.to_string())))?;
             let said = said.map_err(&failed)?;

@@ -14,12 +14,12 @@ use tokio_util::task::TaskTracker;
 
 use super::adopts::Found;
 use super::file::FileOfVolume;
-use super::is_id;
 use super::limits::Changes;
 use super::making::{Wanted, WantedImage};
 use super::output;
 use super::record::{Life, Record, Volume};
 use super::renewed::Renewed;
+use super::{SHORT, is_id};
 use crate::container::{
     BegunRestore, ContainerConfig, EngineError, Keeper, Kept, OutputPipes, RestoreRequest, VolumePlace,
     io_error,
@@ -107,6 +107,13 @@ impl Care {
         let logging = TaskTracker::new();
         logging.close();
         Self { keeper, run, processes, telling: Arc::default(), storage: Arc::default(), logging }
+    }
+
+    /// Waits until no log is being put into its place, of whatever container; not for ever, since a disk may hang.
+    pub(super) async fn logs_are_put(&self, name: &ServiceName) {
+        if tokio::time::timeout(SHORT, self.logging.wait()).await.is_err() {
+            tracing::warn!(container = %name, "the log of a container that came is still being written; this goes on without");
+        }
     }
 
     /// What a configuration says of a container of this engine's.

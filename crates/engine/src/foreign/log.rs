@@ -80,12 +80,10 @@ fn become_older(parts: Vec<File>, log: &LogFiles) -> io::Result<File> {
         LogEntries::Framed => |_: &[u8]| true,
     };
     let written = copy(parts, &made, log.entries, is_entry)
-        .and_then(|()| made.sync_all())
         // Unlike a renaming, this replaces no file which Docker has made meanwhile.
         .and_then(|()| fs::hard_link(&coming, older));
     let removed = fs::remove_file(&coming);
-    written.and(removed)?;
-    File::open(older.parent().unwrap_or(older))
+    written.and(removed).map(|()| made)
 }
 
 /// Appends what has come, whole or not at all.
@@ -125,7 +123,8 @@ fn next(part: &mut impl BufRead, entries: LogEntries, entry: &mut Vec<u8>) -> io
             part.take(4).read_to_end(entry)?;
             let Some(before) = entry.first_chunk().copied() else { return Ok(false) };
             let length = u32::from_be_bytes(before);
-            if length > LONGEST_ENTRY {
+            // None is empty, and zeros are what a power cut leaves.
+            if length == 0 || length > LONGEST_ENTRY {
                 return Ok(false);
             }
             part.take(u64::from(length) + 4).read_to_end(entry)?;

@@ -81,7 +81,7 @@ fn descriptors(pid: u32) -> io::Result<Vec<(PathBuf, PathBuf)>> {
 /// and conmon have other FIFOs, too.
 fn is_passed_on(path: &Path, link: &Path) -> bool {
     let name = link.to_string_lossy();
-    (name.ends_with("-stdout") || name.ends_with("-stderr"))
+    (name.ends_with("/init-stdout") || name.ends_with("/init-stderr"))
         && fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo())
 }
 

@@ -32,7 +32,7 @@ pub(super) async fn remove(
         return Record::remove(config);
     }
     // Its directory is not removed while something is put there.
-    care.logging.wait().await;
+    care.logs_are_put(&config.name).await;
     match record.making {
         true => keeps.unmake(config, &record).await?,
         false => keeps.end_arrival(config, &record).await?,

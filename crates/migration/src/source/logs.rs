@@ -193,7 +193,8 @@ impl Logs {
             length.saturating_sub(most),
             self.entries,
         ) {
-            (Some(file), from, LogEntries::Framed) => framed(file, from, length),
+            // Who takes all of it only measures.
+            (Some(file), from, LogEntries::Framed) if self.most < u64::MAX => framed(file, from, length),
             (Some(file), from, LogEntries::Lines) if from > 0 => line(file, from),
             _ => Ok(0),
         };
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn what_stands_behind_a_framed_entry_that_is_torn_crosses() {
-        for most in [u64::MAX, 60] {
+        for most in [1 << 20, 60] {
             for cut in 1..entry("torn").len() {
                 let both = Both::new();
                 both.write(&entry(&"old".repeat(30)));

@@ -63,10 +63,11 @@ pub fn by_configuration(
         let mut head = Vec::new();
         (&mut content).take(LONGEST_MAGIC).read_to_end(&mut head)?;
         let within = Hashing::new(Room(&left));
-        let mut unpacking = match store {
-            Store::Docker => Unpacking::of(&head, within)?,
-            Store::Containerd(_) => Unpacking::Plain(within),
-        };
+        let mut unpacking = Unpacking::of(&head, within)?;
+        // Docker's own store writes none, and containerd would unpack it whatever room there is.
+        if matches!(store, Store::Containerd(_)) && !matches!(unpacking, Unpacking::Plain(_)) {
+            return Err(io::Error::other(format!("an archive whose {path} is compressed")));
+        }
         add(&mut copy, path, size, Seen { from: head.chain(content), by: &mut unpacking })?;
         files.insert(unpacking.digest()?.to_string(), (path.to_owned(), size));
         Ok(())
@@ -355,8 +356,7 @@ mod tests {
             let cut = by_configuration(&whole[..514], io::sink(), &digest(&config), (&store, MUCH));
             assert!(cut.is_err());
         }
-        // containerd stores files under their own digests, and compares no layer with what it unpacks to until it does.
-        refused(&[text.clone(), (blob(layer), gzip(layer))], &containerd(&[]), MUCH, &lacks);
+        refused(&[text.clone(), (blob(layer), gzip(layer))], &containerd(&[]), MUCH, "is compressed");
         // A gigabyte of nothing, and what dockerd would unpack by other programs.
         let large = gzip(&vec![0; 1 << 20]);
         refused(
@@ -378,6 +378,17 @@ mod tests {
         let mut damaged = gzip(layer);
         damaged.truncate(damaged.len() - 4);
         assert!(passed(&[text, (blob(layer), damaged)], &config, &Store::Docker, MUCH).is_err());
+    }
+
+    #[test]
+    fn a_layer_that_containerd_would_unpack_by_itself_is_refused() {
+        for packed in [gzip(b"a bomb"), zstd::encode_all(b"a bomb".as_slice(), 1).unwrap()] {
+            // Its configuration names it as it is.
+            let config = configuration(&[&packed]);
+            let files = [(blob(&config), config.clone()), (blob(&packed), packed)];
+            let refused = passed(&files, &config, &containerd(&[]), MUCH).unwrap_err();
+            assert!(refused.contains("is compressed"), "{refused}");
+        }
     }
 
     #[test]
