@@ -454,7 +454,7 @@ mod tests {
             ("--health-retries", HealthCheck { retries: Some(0), ..check() }),
             ("--health-cmd", HealthCheck { command: "x".repeat(LONGEST_CHECK + 1), ..check() }),
             ("--no-healthcheck", HealthCheck { none: true, ..check() }),
-            ("NUL", HealthCheck { command: "a\0".into(), ..check() }),
+            ("control characters", HealthCheck { command: "a\0".into(), ..check() }),
             ("without --health-cmd", HealthCheck { retries: Some(2), ..HealthCheck::default() }),
         ] {
             let said = refusal(&of(check));
