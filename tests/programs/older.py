@@ -15,6 +15,8 @@ criu, arguments = sys.argv[1], sys.argv[2:]
 if arguments[:1] == ["swrk"]:
     asked = socket.socket(fileno=os.dup(int(arguments[1])))
     if asked.recv(len(VERSION) + 1, socket.MSG_PEEK) == VERSION:
+        # What is left unread would reset the connection.
+        asked.recv(len(VERSION))
         asked.send(ANSWER)
         sys.exit()
 os.execv(criu, [criu, *arguments])
