@@ -116,7 +116,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/reproduce packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates scripts/watched,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/reproduce packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -137,7 +137,7 @@ crates:
 	@scripts/test-crates $(CRATES_AT_ONCE) $(addprefix --also ,$(ALSO)) --workspace --lib --bins --tests $(ISA_FEATURES) -- $(TEST_ARGS)
 
 e2e:
-	@cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
+	@scripts/watched 1200 cargo test --workspace $(ISA_FEATURES) --test e2e -- --test-threads $(E2E_THREADS) $(TEST_ARGS)
 
 .PHONY: test-engines
 test-engines: setup ## real services in containers of Podman and of Docker, of Debian and of today, moved in every mode; minutes (as root)
