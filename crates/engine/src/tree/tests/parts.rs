@@ -132,6 +132,8 @@ fn looks_tell_what_has_changed_and_nothing_is_sent() {
     fs::rename(other.join("next"), other.join("database")).unwrap();
     let looked = sender.look(u64::MAX, &wanted).unwrap();
     assert!(looked.bytes < SIZE as u64 / 2, "most of it has the same blocks: {looked:?}");
+    let database = File::options().write(true).open(other.join("database")).unwrap();
+    database.write_all_at(b"once more", 0).unwrap();
     let unread = sender.look(1000, &wanted).unwrap();
     assert!(!unread.is_read && unread.bytes >= SIZE as u64, "{unread:?}");
     assert_eq!(fs::read_dir(&pair.copy).unwrap().count(), 0);
