@@ -53,6 +53,7 @@ mod making;
 mod manage;
 mod members;
 mod memory;
+mod metrics;
 mod mosquitto;
 mod nameless;
 mod names;

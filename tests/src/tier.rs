@@ -9,6 +9,7 @@
 //! | containers that an engine makes (`run --engine`), and moves of containers that end in vain | each point with one engine | with Podman and with Docker |
 //! | benchmarks | of moves and of their parts | also of pauses, and of what copying costs a service |
 //! | an upgrade from the last release (`release.rs` builds it) | not at all | node by node, with pages under way, and joins |
+//! | metrics of nodes | Prometheus' own checks of metrics and alerts | and a Prometheus that scrapes two nodes |
 //! | programs that change their memory | two modes each, 4 random programs | all modes, 200 random programs |
 //! | programs that change their instruction set | a selection (`ISA_SELECTION` of the Makefile) | all (`make test-isa-full`) |
 //!

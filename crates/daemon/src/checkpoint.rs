@@ -90,6 +90,7 @@ pub(crate) async fn checkpoint(
     // In a task of its own, to its end: the service must not stay frozen.
     node.checks.spawn(async move {
         let ended = making.make(&outputs, input).await;
+        making.node.counters.checkpointed(ended.is_ok());
         // A user who reads no more keeps neither the name nor the disk.
         let removing = tokio::task::spawn_blocking(move || drop(making));
         if let Err(error) = removing.await {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use godwit_api::v1::{DecisionRequest, DecisionResponse};
 use godwit_migration::link;
-use godwit_migration::resources::Place;
+use godwit_migration::resources::{ArrivalEnd, Place};
 use godwit_migration::{Cluster, ClusterError, Decision, Known, Progress, Service, error_chain};
 use godwit_names::ServiceName;
 use godwit_transfer::{Connection, NodeName};
@@ -274,6 +274,12 @@ impl Cluster for ClusterView {
         if let Ok(node) = self.node() {
             let detail = format!("restored here, and stopped until node {source} says whether it committed");
             node.events.tell("migration", "in doubt", &service.name, &detail);
+        }
+    }
+
+    fn arrival_ended(&self, end: ArrivalEnd) {
+        if let Ok(node) = self.node() {
+            node.counters.arrived(end);
         }
     }
 }

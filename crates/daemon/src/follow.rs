@@ -350,6 +350,7 @@ impl Follower {
         let stream = match migrate::start(&node, self.name.clone(), &request).await {
             Ok(stream) => stream,
             Err(status) => {
+                node.counters.followed(None, false);
                 self.forget_move(&made, None).await;
                 if status.code() != Code::Aborted {
                     self.state.kept(to, now());
@@ -359,7 +360,11 @@ impl Follower {
         };
         let detail = format!("to node {}: {}", request.to, why(&node.name, verdict));
         node.events.tell("policy", "follows", &self.name, &detail);
-        match report(stream).await {
+        let ended = report(stream).await;
+        let told = ended.as_ref().ok();
+        node.counters
+            .followed(told.map(|report| report.outcome.as_str()), told.is_some_and(|report| report.refused));
+        match ended {
             Ok(report) if report.outcome == "aborted" => {
                 let froze = (report.frozen_ms > 0.0).then(|| Duration::from_secs_f64(report.frozen_ms / 1e3));
                 self.forget_move(&made, froze).await;

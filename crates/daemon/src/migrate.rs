@@ -93,6 +93,7 @@ pub(crate) async fn start(
     }
     let service = as_it_is_now(node, &name, &request.to).await?;
     let moving = Moving { id: id.clone(), to: request.to.clone(), image: service.image.clone() };
+    let mode = options.mode;
     let source = Source::new(
         Arc::clone(node.local()),
         service,
@@ -113,6 +114,7 @@ pub(crate) async fn start(
         let end = rest.is_some().then_some((entered, end));
         let answer = match report {
             Ok(report) => {
+                node.counters.moved(&report);
                 let detail = match report.outcome {
                     Outcome::Moved => {
                         format!("to node {to}, {}, frozen {:.0} ms", report.mode, report.frozen_ms)
@@ -124,6 +126,7 @@ pub(crate) async fn start(
                 Ok(convert::report(report))
             }
             Err(error) => {
+                node.counters.failed(mode);
                 let why = error_chain(&error);
                 node.events.tell("migration", "failed", &name, &why);
                 if matches!(error, LocalError::Undecided { .. }) {

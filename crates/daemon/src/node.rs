@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::convert;
+use crate::counters::Counters;
 use crate::events::Events;
 use crate::introduced::Introduced;
 use crate::load::Load;
@@ -176,6 +177,8 @@ pub(crate) struct Node {
     pub state: Arc<State>,
     /// What happened.
     pub events: Events,
+    /// What is counted of it.
+    pub counters: Counters,
     /// The other nodes.
     pub peers: Peers,
     /// What is around its overlay.
@@ -226,6 +229,7 @@ impl Node {
             name: name.to_string(),
             state,
             events,
+            counters: Counters::new(),
             peers,
             network,
             names: NameServers::default(),
@@ -380,8 +384,14 @@ impl Node {
         self.transient().preparing.get(name).is_some_and(|prepares| !prepares.is_look)
     }
 
+    /// How many preparations of moves are under way, but for this node's own looks.
+    pub(crate) fn preparations(&self) -> usize {
+        self.transient().preparing.values().filter(|prepares| !prepares.is_look).count()
+    }
+
     /// Notes what was decided about a service that follows its clients.
     pub(crate) fn note_decision(&self, id: &str, decided: PlaceResponse) {
+        self.counters.decided(&decided);
         self.transient().decided.insert(id.to_owned(), (now_ms(), decided));
     }
 

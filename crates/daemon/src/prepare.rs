@@ -37,8 +37,10 @@ pub(crate) async fn start(
     let source = Source::new(local, service, id, to, options, progress, cancel.clone());
     let (finish, finished) = oneshot::channel();
     // In a task of its own, to its end: the tracker must not be left in the service.
+    let counting = Arc::clone(node);
     node.checks.spawn(async move {
         let report = source.prepare().await;
+        counting.counters.prepared(&report);
         drop(preparing);
         // The one who asked may have gone.
         let _ = finish.send(Ok(convert::report(report)));

@@ -5,6 +5,7 @@
 //!                                                                       └─ data: migrations
 //!                                               TCP 7118 ── join (invited hosts)
 //!                                               UDP 7119 ── the overlay's packets, encrypted
+//!             --metrics ADDRESS ── HTTP: Prometheus
 //! ```
 //! Ending the daemon ends neither services nor their logs: each has a shim of its own.
 //!
@@ -45,7 +46,7 @@ use crate::own::{Asked, Own};
 use crate::peer_api::{PeerService, VerbsFrom};
 use crate::state::State;
 use crate::verbs::Listed;
-use crate::{cluster, directory, follow, join, layers, peers, renew, services, staging};
+use crate::{cluster, directory, follow, join, layers, metrics, peers, renew, services, staging};
 
 /// Connections of peers that wait to be served.
 const BACKLOG: usize = 64;
@@ -90,6 +91,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
     let mut join_at = own.listen;
     join_at.set_port(own.listen.port().checked_add(1).context("the port must be below 65535")?);
     let inviting = JoinListener::bind(join_at, &identity, ListenOptions::default()).await?;
+    let for_metrics = metrics::listen(args.metrics).await?;
     let socket = args.run.join("godwitd.sock");
     let users = listen_unix(&socket)?;
     tracing::info!(node = %own.name, listen = %own.listen, uplink = %own.uplink, socket = %socket.display(), "godwitd serves");
@@ -118,6 +120,7 @@ pub(crate) async fn serve(args: ServeArgs, manager: &Manager) -> anyhow::Result<
         reason = ends_at_once(&node) => Err(anyhow::anyhow!(reason)),
         () = renew::run(&node) => Ok(()),
         () = follow::run(&node) => Ok(()),
+        () = metrics::run(&node, for_metrics) => Ok(()),
         error = node.networks().failed() => Err(error).context("the uplink cannot be watched"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),

@@ -406,26 +406,32 @@ pub(crate) async fn show(node: &Node, mut owned: Owned) -> Result<api::Service, 
     }
 }
 
+/// What a service of this node does, which has a migration under way or not.
+pub(crate) fn state(node: &Node, owned: &Owned, is_migrating: bool) -> ServiceState {
+    match owned.exit_code {
+        Some(_) if node.due(&owned.service.id).is_some() => ServiceState::Restarting,
+        Some(_) => ServiceState::Stopped,
+        None if is_migrating => ServiceState::Migrating,
+        None if node.is_starting(&owned.service.id) => ServiceState::Restarting,
+        None => ServiceState::Running,
+    }
+}
+
 async fn show_life(node: &Node, owned: &Owned) -> Result<api::Service, Status> {
     let config = node.local().config(&owned.service);
     let mut shown = described(node, &owned.service).map_err(internal)?;
     shown.restarts = owned.restarts;
+    let migrating = node.migration(&owned.service.name);
+    let state = state(node, owned, migrating.is_some());
+    shown.set_state(state);
     if let Some(code) = owned.exit_code {
         shown.exit_code = code;
         shown.reason.clone_from(&owned.reason);
-        match node.due(&owned.service.id) {
-            None => shown.set_state(ServiceState::Stopped),
-            Some(_) => shown.set_state(ServiceState::Restarting),
-        }
         return Ok(shown);
     }
-    if let Some(migrating) = node.migration(&owned.service.name) {
-        shown.set_state(ServiceState::Migrating);
+    if let Some(migrating) = migrating {
         shown.reason = format!("on its way to node {}", migrating.to);
-    } else if node.is_starting(&owned.service.id) {
-        shown.set_state(ServiceState::Restarting);
-    } else {
-        shown.set_state(ServiceState::Running);
+    } else if state == ServiceState::Running {
         shown.reason = forward::shared_by(node, &owned.service).map_err(internal)?.unwrap_or_default();
         if let Some(wait) = node.local().waits.of(&owned.service.name).await {
             shown.reason = wait.sentence(&owned.service.name);

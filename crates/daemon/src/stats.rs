@@ -34,7 +34,8 @@ pub(crate) async fn stats(node: &Node, request: StatsRequest) -> Result<StatsRes
     Ok(StatsResponse { services })
 }
 
-async fn of(node: &Node, owned: &Owned) -> Result<ServiceStats, Status> {
+/// The figures of a service that runs here.
+pub(crate) async fn of(node: &Node, owned: &Owned) -> Result<ServiceStats, Status> {
     let service = &owned.service;
     let usage = node.local().engine.usage(&node.local().config(service)).await.map_err(internal)?;
     let nanoseconds = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -42,7 +42,7 @@ use crate::images::{self, ImageTmpfs};
 use crate::journal::Stage;
 use crate::link::{Link, LinkError};
 use crate::message::{Message, Open, Purpose, Reason, Refused, Running};
-use crate::resources::{Decision, LocalError, NodeResources, from_local_causes};
+use crate::resources::{ArrivalEnd, Decision, LocalError, NodeResources, from_local_causes};
 use crate::service::Service;
 use admit::{Admitted, Coming, accept, admit};
 use foreign::Foreign;
@@ -203,6 +203,10 @@ async fn migrate(local: &Arc<NodeResources>, mut link: Link, open: Open) {
         // From here on there is a journal entry and a name that must be given up on failure.
         Ok((admitted, coming)) => local.guard(arrive(local, link, admitted, coming)).await,
         Err(error) => {
+            local.cluster.arrival_ended(match error {
+                DestinationError::Refused(_) => ArrivalEnd::Refused,
+                _ => ArrivalEnd::Aborted,
+            });
             // The connection's end tells the source the same, less well.
             let _ = link.send(answer_to_failed(&error)).await;
             tracing::info!(%source, reason = %crate::error_chain(&error), "a migration was not accepted");
@@ -421,7 +425,9 @@ pub(crate) async fn drop_copy(
         Ok(()) => local.journal.set(id, Stage::Dropped, reason).map_err(LocalError::from),
         Err(error) => Err(error.into()),
     };
-    noted.map_err(|error| NotDropped { error, memory: left })
+    noted.map_err(|error| NotDropped { error, memory: left })?;
+    local.cluster.arrival_ended(ArrivalEnd::Aborted);
+    Ok(())
 }
 
 /// What [`drop_copy`] could not do is tried again until it is done.

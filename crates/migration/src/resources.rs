@@ -63,6 +63,35 @@ pub struct Known {
 /// A name that is reserved for a service on its way here; free again when this is dropped.
 pub type Place = Box<dyn Send + Sync>;
 
+/// How a migration to this node has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArrivalEnd {
+    /// The service is this node's, with all of its memory.
+    Moved,
+    /// This node did not take it.
+    Refused,
+    /// The service has stayed at its source, and the copy here is dropped.
+    Aborted,
+    /// It was this node's, and was ended: pages that it still needed are gone.
+    Lost,
+}
+
+impl ArrivalEnd {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Moved, Self::Refused, Self::Aborted, Self::Lost];
+
+    /// Its name in metrics, where it is also an outcome of a report that of [`crate::Outcome`].
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Moved => "moved",
+            Self::Refused => "refused",
+            Self::Aborted => "aborted",
+            Self::Lost => "lost",
+        }
+    }
+}
+
 /// What the daemon does for migrations: it knows the cluster.
 #[async_trait]
 pub trait Cluster: Send + Sync {
@@ -97,6 +126,8 @@ pub trait Cluster: Send + Sync {
     async fn told(&self, service: &Service, what: &str);
     /// Says that a service that arrived here waits for its source's decision ([`NodeResources::doubts`]).
     async fn in_doubt(&self, service: &Service, source: &str);
+    /// Counts a migration to this node that has ended here, perhaps one that began in an earlier life of the daemon.
+    fn arrival_ended(&self, end: ArrivalEnd);
 }
 
 /// What this node has for migrations.

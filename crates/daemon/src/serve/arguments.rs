@@ -118,6 +118,10 @@ pub(crate) struct ServeArgs {
     /// or these
     #[arg(long, value_name = "all|none|NODE,...", default_value = "none", value_delimiter = ',')]
     pub verbs_from: Vec<String>,
+    /// Address and port at which Prometheus reads this node's metrics, by HTTP without authentication: one of loopback or of a
+    /// management network [default: none]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// The busy share of the processors that this node tells, in thousandths: for nodes that share a machine
     #[arg(long, hide = true, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1000))]
     pub busy_permille: Option<u32>,

@@ -16,7 +16,7 @@ use crate::images;
 use crate::journal::Stage;
 use crate::link::Link;
 use crate::message::Running;
-use crate::resources::{LocalError, NodeResources};
+use crate::resources::{ArrivalEnd, LocalError, NodeResources};
 use crate::service::Service;
 use crate::waits::{UNREACHABLE, Waiting};
 
@@ -189,6 +189,7 @@ pub(super) async fn fill(
             return;
         }
     }
+    local.cluster.arrival_ended(if reason.is_empty() { ArrivalEnd::Moved } else { ArrivalEnd::Lost });
     if pager.is_some() {
         page_receiver::end(local, id, pager).await;
     }

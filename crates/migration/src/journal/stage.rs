@@ -52,7 +52,9 @@ impl Stage {
         Self::Done,
     ];
 
-    pub(super) fn name(self) -> &'static str {
+    /// Its name in the file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::Started => "started",
             Self::Frozen => "frozen",

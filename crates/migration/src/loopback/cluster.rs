@@ -10,7 +10,7 @@ use godwit_transfer::{Connection, Identity};
 
 use super::machine::Machine;
 use super::wire::Wire;
-use crate::resources::{Cluster, ClusterError, Decision, Known, Place};
+use crate::resources::{ArrivalEnd, Cluster, ClusterError, Decision, Known, Place};
 use crate::service::Service;
 use crate::{error_chain, link, recovery};
 
@@ -145,6 +145,11 @@ impl Cluster for Above {
 
     async fn in_doubt(&self, _: &Service, _: &str) {
         self.machine.script.note("in doubt");
+    }
+
+    fn arrival_ended(&self, end: ArrivalEnd) {
+        self.machine.script.note(&format!("counted: {}", end.name()));
+        self.machine.there().arrivals.push(end);
     }
 }
 

@@ -18,6 +18,7 @@ use super::process::Process;
 use super::script::Deed;
 use super::wire::{Cut, Slow, Way as Along};
 use super::world::{Ended, Fault, Side, Way, play};
+use crate::resources::ArrivalEnd;
 
 const COLD: Way =
     Way { mode: Mode::Cold, lazy: false, reads: true, tracker: Backend::None, begins: 0, ahead: false };
@@ -125,7 +126,9 @@ fn kills_at_steps(way: Way) {
 
 /// Plays an untouched conversation, in which the service moves.
 fn untouched(way: Way) -> Ended {
-    moved(way, Fault::Nothing)
+    let ended = moved(way, Fault::Nothing);
+    assert_eq!(ended.arrivals, [ArrivalEnd::Moved], "{ended:?}");
+    ended
 }
 
 /// The same over a connection that is slow.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::process::{Process, SEED};
 use super::script::Script;
 use super::world::Way;
-use crate::resources::NodeResources;
+use crate::resources::{ArrivalEnd, NodeResources};
 use crate::service::{Layout, Service};
 
 /// A container.
@@ -56,6 +56,8 @@ pub(super) struct There {
     pub(super) own: HashMap<String, Service>,
     /// Where others are, by their ids, and since which epoch.
     pub(super) elsewhere: HashMap<String, (String, u64)>,
+    /// How migrations to here have ended.
+    pub(super) arrivals: Vec<ArrivalEnd>,
 }
 
 /// One node.

@@ -23,6 +23,7 @@ use super::wire::{Cut, Slow, Wire};
 use crate::incarnation::Incarnation;
 use crate::options::Options;
 use crate::report::{Outcome, Phase};
+use crate::resources::ArrivalEnd;
 use crate::service::{Layout, Service};
 
 /// How long two nodes may take to come to rest. It is reached only when something is broken.
@@ -101,6 +102,8 @@ pub(super) struct Ended {
     pub(super) ahead: u64,
     /// How many connections were made.
     pub(super) connections: usize,
+    /// What the destination has counted.
+    pub(super) arrivals: Vec<ArrivalEnd>,
     pub(super) took: Duration,
 }
 
@@ -178,7 +181,8 @@ pub(super) fn play(way: Way, fault: Fault) -> Result<Ended, String> {
         let (reason, phases) = (world.reason(), world.phases());
         let (connections, ahead) = (world.wire.connections(), world.ahead());
         let frozen_ms = world.frozen_ms();
-        return Ok(Ended { happened, moved, reason, phases, frozen_ms, ahead, connections, took });
+        let arrivals = world.machines[1].there().arrivals.clone();
+        return Ok(Ended { happened, moved, reason, phases, frozen_ms, ahead, connections, arrivals, took });
     }
     let mut text = format!("{way:?} {fault:?}, after {took:?}, with the report {:?}:\n", world.reason());
     for what in wrong {
@@ -269,6 +273,8 @@ impl World {
                 }
             };
             let (owns, layout) = (at == owner, &machine.layout);
+            let came = machine.there().arrivals.iter().filter(|end| **end == ArrivalEnd::Moved).count();
+            is("an arrival was counted that was none", came <= usize::from(owns && at == 1));
             match machine.daemon() {
                 None => is("its daemon is down", false),
                 Some(local) => {
