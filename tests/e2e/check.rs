@@ -119,6 +119,9 @@ fn files_that_change_are_in_the_forecast_and_cross_while_it_is_frozen() {
     assert!(figure(&changes, "file_bytes") >= f64::from(32 << 20), "{changes:?}");
     let rate = figure(&changes, "file_bytes_per_second");
     assert!((1e6..40e6).contains(&rate), "the same bytes are counted once: {changes:?}");
+    let warned = sentences(&told(&changes), "warnings");
+    assert!(warned.contains("MB of changed files and log; have it write less"), "{changes:?}");
+    assert!(!warned.contains("memory follows"), "{changes:?}");
     let frozen = figure(&changes, "frozen_ms");
     // Where a busy machine makes the link seem slow, what it writes to its memory is more than that can carry, too.
     wait_for("a check that finds the files too much", || {

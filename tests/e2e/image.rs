@@ -7,9 +7,11 @@ use std::{
     net::{Ipv4Addr, SocketAddrV4},
     path::{Path, PathBuf},
     process::Command,
+    time::Instant,
 };
 
 use godwit_lab::workload::Workload;
+use godwit_tests::hold::{Points, UNPACKING};
 use godwit_tests::{Bed, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 80);
@@ -168,10 +170,14 @@ fn each_layer_travels_once_to_a_node() {
 const MANY: usize = 6;
 /// Bytes of each.
 const EACH: usize = 3 << 20;
+/// How many of them a destination takes at once, as docs/migration.md says.
+const AT_ONCE: usize = 3;
 
 #[test]
 fn many_layers_cross_at_once_and_are_told_in_advance_and_a_damaged_one_ends_the_move() {
-    let bed = Bed::up("layers");
+    let mut points = None;
+    let bed = Bed::up_with("layers", |config| points = Some(Points::among(config, &[UNPACKING])));
+    let points = points.unwrap();
     let preset = bed.build(Workload::Busybox);
     let (layout, bundle) = (bed.scratch().join("layout"), bed.scratch().join("bundle"));
     let tag = format!("{}:latest", layout.display());
@@ -250,4 +256,23 @@ fn many_layers_cross_at_once_and_are_told_in_advance_and_a_damaged_one_ends_the_
     assert_eq!(told.len(), 1, "{said:?}");
     let layers = &told[0]["layers"];
     assert_eq!((&layers["node"], &layers["layers"], &layers["of"]), (&"a".into(), &0.into(), &MANY.into()));
+
+    // Sent ahead, they keep to the bandwidth that is allowed.
+    const ALLOWED: usize = 6_000_000;
+    bed.done("b", &["image", "prune"]);
+    let begun = Instant::now();
+    bed.done("a", &["prepare", "many", "--to", "b", "--max-bandwidth", "6MB/s"]);
+    assert!(begun.elapsed().as_secs_f64() > (MANY - 1) as f64 * EACH as f64 / ALLOWED as f64);
+
+    // While none is unpacked, as many others come as are taken at once.
+    bed.done("b", &["image", "prune"]);
+    points.hold(UNPACKING);
+    let moving = bed.command("a", &["migrate", "many", "--to", "b"]).spawn().unwrap();
+    wait_for("the layers that are taken at once", || {
+        (fs::read_dir(&tmp).unwrap().count() == AT_ONCE).then_some(())
+    });
+    points.let_go(UNPACKING);
+    let moved = moving.wait_with_output().unwrap();
+    assert!(moved.status.success(), "{moved:?}");
+    whole();
 }

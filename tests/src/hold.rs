@@ -38,6 +38,9 @@ pub const STARTED: &str = "service.started";
 /// Where an engine has made the container of a new service, and not started it.
 pub const MADE: &str = "service.made";
 
+/// Where a layer has come, and is neither verified nor unpacked.
+pub const UNPACKING: &str = "destination.unpacking";
+
 /// Where a checkpoint and a restore can be held: frozen, dumped, kept by the user, and with its files in their places.
 pub const CHECKPOINTS: [&str; 4] =
     ["checkpoint.frozen", "checkpoint.dumped", "checkpoint.kept", "restore.files"];
@@ -80,7 +83,7 @@ impl Points {
     }
 
     fn file(&self, point: &str, what: &str) -> PathBuf {
-        let known = [&POINTS[..], &CHECKPOINTS, &[MADE, STARTED, FOLLOW]].concat();
+        let known = [&POINTS[..], &CHECKPOINTS, &[MADE, STARTED, FOLLOW, UNPACKING]].concat();
         assert!(known.contains(&point), "{point}");
         self.directory.path().join(format!("{point}.{what}"))
     }

@@ -19,7 +19,7 @@ pub struct How {
     /// Most rounds of copying while it runs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_rounds: Option<u32>,
-    /// Most bandwidth for its memory, such as 50MB/s or 400mbit
+    /// Most bandwidth for its memory and its image's layers, such as 50MB/s or 400mbit
     #[arg(long, value_name = "RATE", value_parser = values::rate)]
     max_bandwidth: Option<u64>,
     /// Whether its memory is compressed on the wire

@@ -101,7 +101,8 @@ fn measured(rounds: &[Round]) -> Option<f64> {
     rounds.iter().rev().find_map(|round| round.bandwidth)
 }
 
-fn at(bytes: f64, bandwidth: f64) -> Duration {
+/// The time in which so many bytes cross; nine digits of seconds where nothing does.
+pub(crate) fn at(bytes: f64, bandwidth: f64) -> Duration {
     Duration::from_secs_f64((bytes / bandwidth.max(1.0)).min(1e9))
 }
 

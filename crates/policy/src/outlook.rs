@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::Mode;
-use crate::converge::{Goals, advice};
+use crate::converge::{Goals, advice, at};
 use crate::curve::Curve;
 use crate::files::Files;
 use crate::fixed::Parts;
@@ -50,6 +50,10 @@ pub struct Outlook {
     pub copying: Duration,
     /// The frozen time.
     pub frozen: Duration,
+    /// Bytes of files that cross in it.
+    pub frozen_file_bytes: u64,
+    /// How long these take of it.
+    pub frozen_by_files: Duration,
     /// The time in which the rest follows.
     pub following: Duration,
     /// Why the migration would be aborted, if it would be frozen longer than is allowed.
@@ -69,7 +73,8 @@ pub fn foresee(known: &Known) -> Outlook {
     };
     let steps = Steps { fixed: Parts { freeze: fixed, ..Parts::default() }, ..Steps::default() };
     let (forecast, copied) = think(mode, &cargo, &link, &steps, &goals);
-    let Forecast { mode, rounds, sent, left, file_bytes, copying, held, filling, kept, .. } = forecast;
+    let Forecast { mode, rounds, sent, left, file_bytes, files_left, copying, held, filling, kept, .. } =
+        forecast;
     let fixed = fixed.saturating_add(files.lengthen(fixed));
     let (pages, frozen) = match copied.end {
         // It is given up before the rest of it crosses.
@@ -83,6 +88,8 @@ pub fn foresee(known: &Known) -> Outlook {
         file_bytes,
         copying,
         frozen,
+        frozen_file_bytes: files_left,
+        frozen_by_files: at(files_left as f64, file_bandwidth),
         following: filling,
         kept: kept.map(|frozen| advice(&copied.all, frozen, fixed, &goals)),
     }
@@ -192,6 +199,13 @@ mod tests {
         // As fast as the link: no pass leaves less, and all that the first one leaves crosses frozen.
         let fast = foresee(&with(250, 0));
         assert!(seconds(fast.frozen) > 8.0, "{fast:?}");
+        for (outlook, frozen) in [(&slow, &slow.frozen), (&fast, &fast.frozen)] {
+            assert_eq!(outlook.frozen_by_files, *frozen - FIXED, "{outlook:?}");
+        }
+        assert!(
+            (seconds(fast.frozen_by_files) * GBIT - fast.frozen_file_bytes as f64).abs() < 1.0,
+            "{fast:?}"
+        );
         for mode in [Mode::Postcopy, Mode::Hybrid] {
             let follows = foresee(&Known { mode, ..with(250, 0) });
             assert!(seconds(follows.frozen) > 8.0, "files do not follow: {follows:?}");

@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Do it again and again, in this time (10s at least), until Ctrl-C
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     every: Option<Duration>,
-    /// Most bandwidth for its files and its memory, such as 50MB/s or 400mbit
+    /// Most bandwidth for its layers, its files and its memory, such as 50MB/s or 400mbit
     #[arg(long, value_name = "RATE", value_parser = values::rate)]
     max_bandwidth: Option<u64>,
     /// Network namespace at the destination, as for `migrate`

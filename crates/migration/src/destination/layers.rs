@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use super::DestinationError;
 use super::receive::given_up;
 use crate::blocking::off_worker;
+use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Layer, Message, StillLacking};
 use crate::resources::{LocalError, NodeResources};
@@ -202,6 +203,7 @@ async fn receive_layer(
     storing.0.spawn_blocking(move || {
         // A move that ends meanwhile must not have it removed halfway.
         let _hold = store.hold();
+        failpoint::blocking_point("destination.unpacking");
         writer.finish()?;
         Ok(store.unpack(&digest)?)
     });

@@ -265,10 +265,7 @@ impl Source {
             userfaultfd,
         });
         let outlook = writes.zip(link).map(|(writes, link)| {
-            let bandwidth = match self.options.max_bandwidth {
-                Some(most) => link.bandwidth.min(most as f64),
-                None => link.bandwidth,
-            };
+            let bandwidth = self.allowed(link.bandwidth);
             let file_bandwidth = link.bandwidth;
             foresee(&Known {
                 mode: plan.mode,
@@ -296,9 +293,16 @@ impl Source {
             file_bytes,
             file_bytes_per_second: changing.bytes_per_second(),
             link,
-            outlook: outlook.zip(link).map(|(outlook, link)| times(&outlook, layer_bytes, link.bandwidth)),
+            outlook: outlook
+                .zip(link)
+                .map(|(outlook, link)| times(&outlook, layer_bytes, self.allowed(link.bandwidth))),
         });
         Ok(())
+    }
+
+    /// What memory and layers may take of a link that carries so many bytes a second.
+    fn allowed(&self, bandwidth: f64) -> f64 {
+        self.options.max_bandwidth.map_or(bandwidth, |most| bandwidth.min(most as f64))
     }
 
     /// Asks the destination; none where it refuses or cannot be asked, which is noted.
@@ -463,9 +467,16 @@ fn tell_of(outlook: &Outlook, plan: &Plan, findings: &mut Findings) {
             outlook.mode.name()
         ));
     } else if outlook.frozen > LONG {
-        findings.warnings.push(format!(
-            "it would be frozen for {frozen} ms; in mode hybrid, or with --allow postcopy, memory follows after the resume"
-        ));
+        // What would shorten it depends on what takes the most of it: files do not follow after the resume.
+        let why = if outlook.frozen_by_files > outlook.frozen / 2 {
+            format!(
+                "most of that for {:.1} MB of changed files and log; have it write less to files, take a faster link, or leave out a bind mount that need not move (--mount TARGET=skip)",
+                outlook.frozen_file_bytes as f64 / 1e6
+            )
+        } else {
+            "in mode hybrid, or with --allow postcopy, memory follows after the resume".to_owned()
+        };
+        findings.warnings.push(format!("it would be frozen for {frozen} ms; {why}"));
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use godwit_engine::image::Digest;
 use tokio::sync::mpsc;
 
+use super::pace::Pacer;
 use super::root::{CHUNK, count};
 use super::{LackingLayers, Source, SourceError};
 use crate::link::{Link, LinkError};
@@ -122,7 +123,8 @@ impl Source {
         }
         report.layers_from_source_bytes = lacking.bytes();
         let total = total.saturating_add(lacking.bytes());
-        let mut crossing = Crossing { to: link.sender(), link, unconfirmed: 0 };
+        let pacer = Pacer::new(self.options.max_bandwidth);
+        let mut crossing = Crossing { to: link.sender(), link, pacer, unconfirmed: 0 };
         for layer in &lacking.layers {
             crossing.confirmed(lacking.at_once - 1).await?;
             match self.service.kept {
@@ -155,7 +157,7 @@ impl Source {
             if read == 0 {
                 break;
             }
-            crossing.send(Message::LayerData(buffer.freeze())).await?;
+            crossing.data(buffer.freeze()).await?;
             count(report, read as u64);
             self.step("layers", report.pre_dump_bytes, total);
         }
@@ -178,7 +180,7 @@ impl Source {
             let mut pieces = pieces;
             while let Some(piece) = pieces.recv().await {
                 count(report, piece.len() as u64);
-                crossing.send(Message::LayerData(piece)).await?;
+                crossing.data(piece).await?;
                 self.step("layers", report.pre_dump_bytes, total);
             }
             Ok::<_, SourceError>(())
@@ -195,6 +197,7 @@ impl Source {
 struct Crossing<'a> {
     link: &'a mut Link,
     to: mpsc::Sender<Message>,
+    pacer: Pacer,
     /// Begun, or sent and not yet unpacked.
     unconfirmed: usize,
 }
@@ -202,7 +205,7 @@ struct Crossing<'a> {
 impl Crossing<'_> {
     /// Queues a message when the wire has room; hears meanwhile what the destination says, such as that it gives up.
     async fn send(&mut self, message: Message) -> Result<(), SourceError> {
-        let Self { link, to, unconfirmed } = self;
+        let Self { link, to, unconfirmed, .. } = self;
         loop {
             tokio::select! {
                 biased;
@@ -213,6 +216,12 @@ impl Crossing<'_> {
                 }
             }
         }
+    }
+
+    /// Sends a part of a layer, within the bandwidth that the user allows.
+    async fn data(&mut self, part: bytes::Bytes) -> Result<(), SourceError> {
+        self.pacer.turn(part.len() as u64).await;
+        self.send(Message::LayerData(part)).await
     }
 
     /// A layer is sent.

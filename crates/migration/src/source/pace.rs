@@ -109,17 +109,24 @@ impl Pacer {
         Self { limit }
     }
 
-    /// Returns when `bytes` more may go.
+    /// Blocks the thread until `bytes` more may go.
     pub(crate) fn wait(&self, bytes: u64) {
-        let Some((limit, next)) = &self.limit else { return };
+        std::thread::sleep(self.book(bytes));
+    }
+
+    /// Returns when `bytes` more may go.
+    pub(crate) async fn turn(&self, bytes: u64) {
+        tokio::time::sleep(self.book(bytes)).await;
+    }
+
+    /// Gives `bytes` their turn, and says how long that is away.
+    fn book(&self, bytes: u64) -> Duration {
+        let Some((limit, next)) = &self.limit else { return Duration::ZERO };
         let now = Instant::now();
-        let go = {
-            let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-            let go = (*next).max(now);
-            *next = go + Duration::from_secs_f64(bytes as f64 / limit);
-            go
-        };
-        std::thread::sleep(go.saturating_duration_since(now));
+        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+        let go = (*next).max(now);
+        *next = go + Duration::from_secs_f64(bytes as f64 / limit);
+        go.saturating_duration_since(now)
     }
 }
 
