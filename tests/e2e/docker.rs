@@ -408,6 +408,9 @@ fn what_cannot_move_is_refused_by_name_and_stays_dockers() {
         let state = cache.docker("a", &["inspect", "--format", "{{.State.Status}}", name]);
         assert_eq!(state, "running\n", "{name}");
     }
+    cache.docker("a", &[&["run", "--detach", "--name", "nodes", "--network", "host"][..], &sleep].concat());
+    let refused = cache.bed.godwit("a", &["adopt", "docker:nodes"]);
+    assert!(refused.code == 1 && refused.stderr.contains("its network is \"host\""), "{refused:?}");
     let refused = cache.bed.godwit("a", &["adopt", "docker:none"]);
     assert!(refused.code == 1 && refused.stderr.contains("no container none"), "{refused:?}");
     // In godwit's care once.

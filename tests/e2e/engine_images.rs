@@ -107,7 +107,7 @@ pub(crate) fn load_for_two_platforms(nodes: &Nodes) -> String {
 
 /// Where containerd has images (`make test-engines`): Docker's own store knows nothing of lists of manifests.
 #[test]
-fn an_image_for_several_platforms_crosses_with_the_one_that_is_there() {
+fn an_image_for_several_platforms_crosses_between_dockers_with_the_one_that_is_there() {
     let nodes = Nodes::up("docker", "index", Workload::Redis, &[]);
     if matches!(&nodes.engine, Engine::Docker(dockers) if dockers.release() < 29) {
         return nodes.down();

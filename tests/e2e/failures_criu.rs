@@ -227,6 +227,9 @@ fn a_restore_that_fails_half_way_leaves_the_service_where_it_was() {
     let reason = attempt.aborted();
     assert!(reason.contains("node b gave up"), "{reason}");
     assert!(reason.contains("redis-server"), "it must name the file: {reason}");
+    let (_, log) = reason.rsplit_once("its log is ").unwrap_or_else(|| panic!("{reason}"));
+    let log = fs::read_to_string(log.split([' ', ';']).next().unwrap()).unwrap();
+    assert!(log.contains("redis-server"), "{reason}");
     victim.is_as_before();
     fs::rename(&kept, &program).unwrap();
     victim.moves_in_the_end();

@@ -418,6 +418,39 @@ fn an_image_comes_only_with_the_signatures_that_its_policy_wants() {
     assert_eq!(bed.done("a", &["images"]).lines().count(), 2);
 }
 
+#[test]
+fn credentials_are_those_of_the_usual_files() {
+    let bed = Bed::up("credentials");
+    let layout = layout(&bed);
+    let registry = Registry::start(&bed);
+    registry.push(&format!("{}:1", layout.display()), "web:1");
+    let [plain, _] = registry.reached();
+    for (number, file) in
+        ["run/containers/auth.json", "home/.config/containers/auth.json", "home/.docker/config.json"]
+            .into_iter()
+            .enumerate()
+    {
+        let user = bed.scratch().join(number.to_string());
+        let pull = || {
+            let mut command = bed.command("a", &["pull", &plain, &registry.reference("web:1")]);
+            for name in ["REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_CONFIG_HOME"] {
+                command.env_remove(name);
+            }
+            command.env("HOME", user.join("home")).env("XDG_RUNTIME_DIR", user.join("run"));
+            let output = command.output().unwrap();
+            (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+        };
+        let file = user.join(file);
+        fs::create_dir_all(user.join("home")).unwrap();
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let (code, said) = pull();
+        assert!(code == 1 && said.contains("skopeo login 127.0.0.1"), "{said}");
+        fs::copy(&registry.authfile, &file).unwrap();
+        let (code, said) = pull();
+        assert_eq!(code, 0, "{}: {said}", file.display());
+    }
+}
+
 /// Both take all of it, and the node keeps one.
 #[test]
 fn two_pulls_of_an_image_at_once_are_one_image() {
