@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
 use godwit_api::v1::{CopyInResponse, CopyInStart, CopyInput, CopyOutRequest, CopyOutput, copy_input};
+use godwit_database::blocking::off_worker;
 use godwit_engine::Mount;
 use godwit_engine::copy::{CopyError, CopyIn, Filesystem};
-use godwit_migration::blocking::off_worker;
 use godwit_migration::error_chain;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

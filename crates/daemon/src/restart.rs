@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::v1 as api;
+use godwit_database::blocking::off_worker;
 use godwit_engine::{ContainerStatus, EngineError};
-use godwit_migration::blocking::off_worker;
 use godwit_migration::{Backoff, LocalError, Service, error_chain};
 use godwit_names::ServiceName;
 use tonic::Status;

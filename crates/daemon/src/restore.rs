@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use godwit_api::v1::{self as api, RestoreInput, RestoreStart, RunRequest, restore_input};
 use godwit_criu::images;
+use godwit_database::blocking::off_worker;
 use godwit_engine::checkpoint::theirs::{self, Theirs};
 use godwit_engine::checkpoint::unpack::{Unpacked, unpack};
 use godwit_engine::checkpoint::{ArchiveError, OWN, changes, foreign, volume};
 use godwit_engine::image::{Digest, Image};
 use godwit_engine::{Mount, MountKind, RestoreRequest, files};
-use godwit_migration::blocking::off_worker;
 use godwit_migration::service::Hooks;
 use godwit_migration::{Attachment, Port, Service, failpoint};
 use godwit_names::{ServiceName, VolumeName};

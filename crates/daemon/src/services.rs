@@ -7,9 +7,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use godwit_api::v1::{self as api, CheckRequest, RunRequest, ServiceState, run_request::Source};
+use godwit_database::blocking::off_worker;
 use godwit_engine::image::Image;
 use godwit_engine::{ContainerStatus, EngineError, rootfs};
-use godwit_migration::blocking::off_worker;
 use godwit_migration::{Attachment, Port, Restart, Service, Verdict, error_chain, failpoint, hooks};
 use godwit_names::ServiceName;
 use godwit_network::NetworkError;

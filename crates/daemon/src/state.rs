@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use godwit_api::v1::{Event, Member, Network, Placement};
+use godwit_database::blocking::off_worker;
+use godwit_database::file;
+use godwit_database::schema::{self, SchemaError, Step};
 use godwit_migration::Service;
-use godwit_migration::blocking::off_worker;
 pub(crate) use godwit_migration::journal::now_ms;
-use godwit_migration::schema::{self, SchemaError, Step};
 use godwit_names::ServiceName;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
@@ -126,10 +127,9 @@ pub(crate) struct State {
 impl State {
     /// Opens or makes it. Writes are on the disk when their method returns.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
-        godwit_migration::journal::own_file(path)?;
+        file::own(path)?;
         let mut database = Connection::open(path)?;
-        database.pragma_update(None, "journal_mode", "WAL")?;
-        database.pragma_update(None, "synchronous", "FULL")?;
+        file::make_durable(&database)?;
         schema::upgrade(&mut database, &STEPS)?;
         removals::put_right(&database)?;
         let placements = Arc::new(AtomicU64::new(0));

@@ -3,8 +3,8 @@
 use std::sync::{Arc, PoisonError};
 
 use godwit_api::v1 as api;
+use godwit_database::blocking::off_worker;
 use godwit_engine::tree::Snapshot;
-use godwit_migration::blocking::off_worker;
 use godwit_migration::{LocalError, Volume};
 use tonic::Status;
 

@@ -14,11 +14,11 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::{Copied, Engines, Mount, MountKind, OnMove, is_file_name};
 use godwit_names::{MAX_NAME, VolumeName};
 
 use crate::binds::{Binds, open_source};
-use crate::blocking::off_worker;
 use crate::service::Service;
 use crate::storage::inside;
 

@@ -32,11 +32,11 @@ mod room;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::tree;
 
 use crate::ahead::Held;
 use crate::arrivals::FurtherConnection;
-use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::journal::Stage;

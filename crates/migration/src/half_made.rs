@@ -5,9 +5,9 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::Path;
 
+use godwit_database::blocking::off_worker;
 use godwit_names::ServiceName;
 
-use crate::blocking::off_worker;
 use crate::error::io_error;
 use crate::incarnation::Incarnation;
 use crate::resources::{LocalError, NodeResources};

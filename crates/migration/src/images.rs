@@ -16,9 +16,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::StreamExt;
 use godwit_criu::images::scale_windows;
+use godwit_database::blocking::off_worker;
 use inotify::{Event, EventMask, EventStream, Inotify, WatchMask};
 
-use crate::blocking::off_worker;
 use crate::message::{ImageData, ImageFile, Message};
 use crate::mounts::Mounts;
 

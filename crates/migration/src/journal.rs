@@ -30,13 +30,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use godwit_database::blocking::off_worker;
+use godwit_database::file;
+use godwit_database::schema::{self, SchemaError, Step};
 use godwit_names::ServiceName;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, params};
 
-use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::options::ServeOptions;
-use crate::schema::{self, SchemaError, Step};
 use crate::service::Service;
 use room::Room;
 pub use stage::{Older, Role, Stage, older};
@@ -130,14 +131,6 @@ pub enum JournalError {
     },
 }
 
-/// Makes a database's file, if it is not there, and closes it to other users. SQLite gives its further files the
-/// same mode.
-pub fn own_file(path: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    let file = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
-    file.set_permissions(std::fs::Permissions::from_mode(0o600))
-}
-
 /// Entries older than this and final are forgotten: nobody asks about them any more.
 const KEEP_FINAL_MS: i64 = 30 * 24 * 3600 * 1000;
 
@@ -214,7 +207,7 @@ impl std::fmt::Debug for Observer {
 impl Journal {
     /// Opens or makes the journal at `path`. Every write is on the disk when its method returns.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
-        own_file(path).map_err(|source| JournalError::File { path: path.to_owned(), source })?;
+        file::own(path).map_err(|source| JournalError::File { path: path.to_owned(), source })?;
         let mut database = Connection::open(path)?;
         prepare(&database)?;
         schema::upgrade(&mut database, &STEPS)?;
@@ -500,8 +493,7 @@ impl Journal {
 /// What every connection to the file is told. The checkpoint makes durable what an earlier life of the daemon
 /// may have left in the system's memory only.
 fn prepare(database: &Connection) -> Result<(), rusqlite::Error> {
-    database.pragma_update(None, "journal_mode", "WAL")?;
-    database.pragma_update(None, "synchronous", "FULL")?;
+    file::make_durable(database)?;
     let busy: bool = database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
     if busy {
         return Err(rusqlite::Error::SqliteFailure(

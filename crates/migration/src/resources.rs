@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use godwit_database::blocking::off_worker;
 use godwit_engine::image::{Digest, Registries, Store};
 use godwit_engine::runc::Runc;
 use godwit_engine::{ContainerConfig, Engine, EngineError, Mount, MountKind, MountNamespace, OnMove, files};
@@ -21,7 +22,6 @@ use crate::arrivals::Arrivals;
 use crate::attach::Attach;
 use crate::backoff::Backoff;
 use crate::binds::{Binds, Checked, identities, open_file};
-use crate::blocking::off_worker;
 use crate::checkpoint::Checkpoint;
 use crate::doubt::Doubts;
 pub(crate) use crate::error::from_local_causes;

@@ -10,10 +10,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::{Mount, MountKind, OnMove};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
-use crate::blocking::off_worker;
 use crate::service::Service;
 
 /// What the name of such a file begins with.

@@ -2,7 +2,7 @@
 //! nonsense.
 
 use godwit_api::v1::Placement;
-use godwit_migration::blocking::off_worker;
+use godwit_database::blocking::off_worker;
 use godwit_names::is_name;
 use godwit_transfer::{NodeName, Removal};
 use rusqlite::{Connection, params};

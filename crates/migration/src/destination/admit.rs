@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_criu::{Version, obstacles};
+use godwit_database::blocking::off_worker;
 use godwit_engine::image::{Digest, Hold, Pinned};
 use godwit_engine::tree;
 use godwit_engine::{Keeper, OnMove, OutputPipes, VolumePlace, is_file_name};
@@ -17,7 +18,6 @@ use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
 use crate::arrivals::Arrival;
 use crate::binds::Checked;
-use crate::blocking::off_worker;
 use crate::cpu::{cpu_flags, is_usable, remedy};
 use crate::failpoint;
 use crate::follows::Follows;

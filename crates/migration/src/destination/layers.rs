@@ -13,13 +13,13 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::image::{Digest, Pinned};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::DestinationError;
 use super::receive::given_up;
-use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::link::Link;
 use crate::message::{Layer, Message, StillLacking};

@@ -6,8 +6,9 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use godwit_database::blocking::off_worker;
+
 use super::DestinationError;
-use crate::blocking::off_worker;
 use crate::message::Message;
 use crate::resources::LocalError;
 

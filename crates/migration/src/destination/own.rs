@@ -4,12 +4,12 @@
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::{ContainerStatus, EngineError};
 
 use super::page_receiver::Talk;
 use super::{Memory, page_receiver};
 use crate::backoff::Backoff;
-use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::tree;
 use godwit_memory::PAGE_SIZE;
 
@@ -14,7 +15,6 @@ use super::page_receiver::{PageReceiver, PageReceiverError};
 use super::receive::{first_of_tree, given_up, receive_tree_items};
 use super::{DestinationError, answer_to_failed};
 use crate::ahead::{Begun, Held, MOST_NAMES, OLDEST, Room};
-use crate::blocking::off_worker;
 use crate::link::Link;
 use crate::message::{Accepted, FilesKept, Message, RetainEnd};
 use crate::resources::{LocalError, NodeResources};

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::{BegunRestore, RestoreRequest, files, tree};
 use tokio::sync::mpsc;
 
@@ -15,7 +16,6 @@ use super::log::LogWriter;
 use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
 use super::{DestinationError, plain};
 use crate::ahead::{Held, MOST_NAMES, MOST_PATH_BYTES};
-use crate::blocking::off_worker;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};

@@ -4,12 +4,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use godwit_database::blocking::off_worker;
+
 use super::foreign::Foreign;
 use super::own::{PAUSES, adopt, fill, start, tell_hook};
 use super::page_receiver::{self, PageReceiver};
 use super::{Memory, drop_copy, drop_in_the_end};
 use crate::arrivals::Arrival;
-use crate::blocking::off_worker;
 use crate::doubt::Verdict;
 use crate::journal::Role;
 use crate::link::Link;

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use godwit_database::blocking::off_worker;
 use godwit_engine::tree::TreeSender;
 use godwit_engine::{ContainerConfig, Copied, DumpTarget, files};
 use godwit_names::VolumeName;
 
 use super::{Source, SourceError};
-use crate::blocking::off_worker;
 use crate::bound::{self, Going};
 use crate::service::Service;
 

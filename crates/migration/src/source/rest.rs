@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use godwit_database::blocking::off_worker;
+
 use super::serve;
 use super::undo::put_back;
-use crate::blocking::off_worker;
 use crate::images;
 use crate::options::ServeOptions;
 use crate::resources::{LocalError, NodeResources};

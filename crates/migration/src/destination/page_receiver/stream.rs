@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use godwit_database::blocking::off_worker;
 use godwit_memory::batch::{Batch, Kind, MAX_PAGES, Run, apply_deltas};
 use godwit_memory::pager::{Client, Extent, Stored};
 use godwit_memory::{PAGE_SIZE, Range, Space};
@@ -12,7 +13,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::shared::{Shared, is_shared};
 use super::waiting::Waiting;
 use super::{PageReceiverError, Status};
-use crate::blocking::off_worker;
 use crate::link::Link;
 use crate::message::Message;
 use crate::page_map::PageMap;
