@@ -1,5 +1,5 @@
 //! The names of services and of volumes, which become file names on every node; a service's also a cgroup and the label of an
-//! interface.
+//! interface. And those of nodes, which the cluster's store has in its keys.
 //!
 //! A name comes from a user, another node or a file. There it is parsed, once: functions that make a path of a name or
 //! look something up by it take a [`ServiceName`] or a [`VolumeName`], so that no other text reaches them.
@@ -133,6 +133,8 @@ names! {
     ServiceName, ServiceNameError, "service";
     /// A volume's name, unique in the cluster: a text that [`is_name`]. As JSON it is a string.
     VolumeName, VolumeNameError, "volume";
+    /// A node's name, unique in the cluster: a text that [`is_name`]. As JSON it is a string.
+    NodeName, NodeNameError, "node";
 }
 
 #[cfg(test)]
@@ -158,6 +160,7 @@ mod tests {
             assert!(error.contains(&format!("{bad:?} cannot be")), "{error}");
         }
         assert!("a/b".parse::<VolumeName>().unwrap_err().to_string().contains("a volume's name"));
+        assert!("a/b".parse::<NodeName>().unwrap_err().to_string().contains("a node's name"));
         let error = "x".repeat(1 << 20).parse::<ServiceName>().unwrap_err().to_string();
         assert!(error.contains(&format!("{long:?} cannot be")), "{error}");
     }
