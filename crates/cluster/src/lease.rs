@@ -1,0 +1,210 @@
+//! Leases: a node shows that it lives by raising a counter in the store, and the others wait for it to stand still.
+//!
+//! ```text
+//!  node            store        another node
+//!   │ renew, sent at t ─► 7
+//!   │ ◄─────────────── done      │ ◄── 7      first seen
+//!   │ runs until t + 4/5 limit   │ ◄── 7
+//!   ╳ freezes                    │ ◄── 7      seen for the limit: take over, if the record is still that of 7
+//! ```
+//! No clock of one node is compared with that of another: each measures a time of its own, and the store has a number. What
+//! is assumed is that clocks do not run at rates that differ by a fifth; those of computers differ by a few parts in ten
+//! thousand. A node counts from when it *sent* the renewal. The other sees the number after that, so its wait ends later.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use godwit_names::NodeName;
+
+use crate::record::NodeRecord;
+use crate::store::{Compare, Key, Revision};
+
+/// How long a node holds its own lease of this limit: what is left of it is for clocks of different rates.
+#[must_use]
+pub fn held_for(limit: Duration) -> Duration {
+    limit * 4 / 5
+}
+
+/// The lease of this node, by its own clock.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnLease {
+    limit: Duration,
+    sent: Option<Duration>,
+}
+
+impl OwnLease {
+    /// One that is not held yet.
+    #[must_use]
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, sent: None }
+    }
+
+    /// The store has made a renewal that was sent at this time: when the call began, not when it returned.
+    pub fn renewed(&mut self, sent: Duration) {
+        self.sent = self.sent.max(Some(sent));
+    }
+
+    /// When it lapses; none if it was never held.
+    #[must_use]
+    pub fn lapses(&self) -> Option<Duration> {
+        self.sent.map(|sent| sent + held_for(self.limit))
+    }
+
+    /// Whether no other node can have taken over yet. A service that was frozen because it lapsed may run again only when
+    /// its record was read *after* a renewal: another node may have taken over in the meantime.
+    #[must_use]
+    pub fn holds(&self, now: Duration) -> bool {
+        self.lapses().is_some_and(|lapses| now < lapses)
+    }
+}
+
+/// What a look at another node's lease shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    /// The first one.
+    First,
+    /// The record has changed: the node lives.
+    Moved,
+    /// The record has changed, and the counter is lower in the same life, which no node does. The store was restored from a
+    /// backup, or something else writes to it. It counts as a sign of life, so the wait begins anew.
+    Backwards,
+    /// It is the same since the first sight of it.
+    Still(Duration),
+}
+
+#[derive(Debug, Clone)]
+struct Seen {
+    record: Option<NodeRecord>,
+    revision: Revision,
+    since: Duration,
+    until: Duration,
+}
+
+/// Proof that a node's lease has stood still for its limit, and what the swap of a take-over compares. Only
+/// [`Observed::stood_still`] makes one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Still {
+    node: NodeName,
+    revision: Revision,
+}
+
+impl Still {
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// What must still hold when the take-over is made.
+    #[must_use]
+    pub fn compare(&self) -> Compare {
+        Compare { key: Key::node(&self.node), revision: self.revision }
+    }
+}
+
+/// The leases of other nodes, by the clock of the one who looks.
+#[derive(Debug, Default)]
+pub struct Observed(BTreeMap<NodeName, Seen>);
+
+impl Observed {
+    /// Notes what a read that *returned* at `now` has shown; none and [`Revision::NONE`] where the node has no record.
+    ///
+    /// A node's reads are noted in the order in which they were sent, each after the answer to the one before. An older
+    /// answer that is noted later begins the wait anew, which is safe, and shows as [`Sight::Backwards`].
+    pub fn see(
+        &mut self,
+        node: &NodeName,
+        record: Option<NodeRecord>,
+        revision: Revision,
+        now: Duration,
+    ) -> Sight {
+        let Some(seen) = self.0.get_mut(node) else {
+            self.0.insert(node.clone(), Seen { record, revision, since: now, until: now });
+            return Sight::First;
+        };
+        if seen.revision == revision {
+            seen.until = seen.until.max(now);
+            return Sight::Still(seen.until.saturating_sub(seen.since));
+        }
+        let backwards = matches!((&seen.record, &record), (Some(before), Some(after))
+            if before.life == after.life && after.counter <= before.counter);
+        *seen = Seen { record, revision, since: now, until: now };
+        if backwards { Sight::Backwards } else { Sight::Moved }
+    }
+
+    /// Proof that the lease has stood still for this long, from the first to the last look that showed it so.
+    #[must_use]
+    pub fn stood_still(&self, node: &NodeName, limit: Duration) -> Option<Still> {
+        let seen = self.0.get(node)?;
+        (seen.until.saturating_sub(seen.since) >= limit)
+            .then(|| Still { node: node.clone(), revision: seen.revision })
+    }
+
+    /// Forgets nodes that are not in the cluster any more.
+    pub fn retain(&mut self, mut keep: impl FnMut(&NodeName) -> bool) {
+        self.0.retain(|node, _| keep(node));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ulid::Ulid;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn lease(life: u128, counter: u64) -> Option<NodeRecord> {
+        Some(NodeRecord { life: Ulid(life), counter })
+    }
+
+    #[test]
+    fn a_lease_stands_still_from_the_first_look_at_its_present_counter() {
+        let (mut observed, node) = (Observed::default(), "a".parse().unwrap());
+        assert_eq!(observed.stood_still(&node, Duration::ZERO), None, "nobody has looked");
+        assert_eq!(observed.see(&node, lease(1, 5), Revision(9), at(100)), Sight::First);
+        assert_eq!(observed.see(&node, lease(1, 6), Revision(10), at(109)), Sight::Moved);
+        assert_eq!(observed.see(&node, lease(1, 6), Revision(10), at(118)), Sight::Still(at(9)));
+        assert_eq!(observed.stood_still(&node, LIMIT), None);
+        assert_eq!(observed.see(&node, lease(1, 6), Revision(10), at(119)), Sight::Still(LIMIT));
+        let still = observed.stood_still(&node, LIMIT).unwrap();
+        assert_eq!(still.compare(), Compare { key: Key::node(&node), revision: Revision(10) });
+        observed.retain(|_| false);
+        assert_eq!(observed.stood_still(&node, LIMIT), None);
+    }
+
+    #[test]
+    fn time_without_a_look_proves_nothing_about_the_end() {
+        let (mut observed, node) = (Observed::default(), "a".parse().unwrap());
+        observed.see(&node, None, Revision::NONE, at(0));
+        observed.see(&node, None, Revision::NONE, at(3));
+        // The clock goes on, but nobody has looked since.
+        assert_eq!(observed.stood_still(&node, at(4)), None);
+        assert_eq!(observed.stood_still(&node, at(3)).unwrap().compare().revision, Revision::NONE);
+    }
+
+    #[test]
+    fn a_counter_that_goes_backwards_begins_the_wait_anew_and_is_told() {
+        let (mut observed, node) = (Observed::default(), "a".parse().unwrap());
+        observed.see(&node, lease(1, 9), Revision(30), at(0));
+        assert_eq!(observed.see(&node, lease(1, 4), Revision(12), at(20)), Sight::Backwards);
+        assert_eq!(observed.stood_still(&node, LIMIT), None);
+        assert_eq!(observed.see(&node, lease(2, 1), Revision(13), at(21)), Sight::Moved, "another life");
+    }
+
+    #[test]
+    fn an_own_lease_is_held_from_when_its_renewal_was_sent_and_less_long_than_others_wait() {
+        let mut own = OwnLease::new(LIMIT);
+        assert!(!own.holds(at(0)));
+        own.renewed(at(100));
+        own.renewed(at(90));
+        assert!(own.holds(at(107)), "an answer that comes late does not shorten it");
+        assert!(!own.holds(at(108)));
+        assert!(held_for(LIMIT) < LIMIT);
+    }
+}

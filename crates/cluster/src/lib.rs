@@ -1,0 +1,33 @@
+//! What the nodes of a cluster agree on: who owns a service, and who lives.
+//!
+//! ```text
+//!  godwitd ── asks ──► cluster   reads, asks a rule, swaps; reads back what has no answer
+//!                        │ ├──► rules     which record may follow which; promise: what the settings promise
+//!                        │ └──► lease     counters that stand still, by one clock
+//!                        │         └──► record   what the store has, as bytes
+//!                        ▼
+//!                      store (trait): get, range, swap, watch
+//!                        └── sqlite: one file
+//!
+//! ```
+//! The promises:
+//!
+//! - **One owner at every instant.** An owner has an epoch. The next epoch begins with a swap that compares the record, so one
+//!   node at most begins it ([`rules`]). What that means for the copies that run depends on the service's settings
+//!   ([`promise`]).
+//! - **No clock of two nodes is compared** ([`lease`]).
+//! - **Silence is not an answer.** A swap without an answer may be done later; its type says so ([`store::SwapError`]), and
+//!   [`cluster`] finds out.
+//! - **Losing the store stops no service**, but one whose settings ask for it.
+//! - **Bytes in the store may be anybody's** ([`record`]).
+//!
+
+pub mod cluster;
+pub mod lease;
+pub mod promise;
+pub mod record;
+pub mod rules;
+pub mod sqlite;
+pub mod store;
+
+pub use cluster::{ChangeError, Cluster};
