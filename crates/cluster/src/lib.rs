@@ -9,6 +9,7 @@
 //!                      store (trait): get, range, swap, watch
 //!                        └── sqlite: one file
 //!
+//!  tests: history ──► linear     what was asked and answered, and whether one owner after another explains it
 //! ```
 //! The promises:
 //!
@@ -21,9 +22,12 @@
 //! - **Losing the store stops no service**, but one whose settings ask for it.
 //! - **Bytes in the store may be anybody's** ([`record`]).
 //!
+//! `tests/simulation.rs` runs nodes that crash, lose messages and have clocks of different rates, and checks their histories.
 
 pub mod cluster;
+pub mod history;
 pub mod lease;
+pub mod linear;
 pub mod promise;
 pub mod record;
 pub mod rules;

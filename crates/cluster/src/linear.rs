@@ -1,0 +1,318 @@
+//! Whether one operation after another explains what clients saw: linearizability (Herlihy and Wing, 1990).
+//!
+//! The search is Wing and Gong's with Lowe's memory of what was tried (*Testing for linearizability*, 2017), as in porcupine.
+//! It is a loop: stateright's tester of the same kind calls itself once for each operation, and overflows the stack on a long
+//! history. A history is checked for each key by itself, since linearizability is composable.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+
+/// What operations mean when they are done one after another.
+pub trait Specification {
+    /// What an operation finds and leaves.
+    type State: Clone + Eq + Hash;
+    /// An operation with what its client was answered.
+    type Operation;
+
+    /// Before the first operation.
+    fn initial(&self) -> Self::State;
+
+    /// What the operation leaves, if it can have been answered so in this state. `unknown`: it has no answer, and this is
+    /// what it leaves if it is done.
+    fn step(&self, state: &Self::State, operation: &Self::Operation, unknown: bool) -> Option<Self::State>;
+}
+
+/// An operation between its call and its return, which are numbers in the order of all calls and returns.
+#[derive(Debug, Clone)]
+pub struct Timed<O> {
+    /// When it was called.
+    pub called: usize,
+    /// When it returned. None: the outcome is unknown, and it takes effect at any time after the call, or never.
+    pub returned: Option<usize>,
+    /// What was done.
+    pub operation: O,
+}
+
+/// Whether there is an order of the operations that explains all answers.
+pub fn is_linearizable<S: Specification>(specification: &S, operations: &[Timed<S::Operation>]) -> bool {
+    Search::new(operations.iter().collect()).run(specification)
+}
+
+/// The shortest beginning of a history that no order explains, less what is not needed for that: indices into the
+/// operations. None where all is explained.
+pub fn shortest<S: Specification>(
+    specification: &S,
+    operations: &[Timed<S::Operation>],
+    changes: impl Fn(&S::Operation) -> bool,
+) -> Option<Vec<usize>> {
+    if is_linearizable(specification, operations) {
+        return None;
+    }
+    let mut returns: Vec<_> = operations.iter().filter_map(|operation| operation.returned).collect();
+    returns.sort_unstable();
+    let contradicts = |end: usize, without: &[usize]| {
+        let cut = Cut { operations, end, without };
+        !Search::cut(&cut).run(specification)
+    };
+    // What no order explains stays so when more is added.
+    let first = returns.partition_point(|end| !contradicts(*end, &[]));
+    let end = *returns.get(first)?;
+    let mut without = Vec::new();
+    for (index, operation) in operations.iter().enumerate() {
+        if operation.called < end && !changes(&operation.operation) {
+            without.push(index);
+            if !contradicts(end, &without) {
+                without.pop();
+            }
+        }
+    }
+    let needed = |index: &usize| operations[*index].called < end && !without.contains(index);
+    Some((0..operations.len()).filter(needed).collect())
+}
+
+/// The beginning of a history, without some of its operations.
+struct Cut<'a, O> {
+    operations: &'a [Timed<O>],
+    end: usize,
+    without: &'a [usize],
+}
+
+/// A call or a return in the list of those that are not yet in the order.
+#[derive(Clone, Copy)]
+struct Node {
+    operation: usize,
+    is_return: bool,
+    before: usize,
+    after: usize,
+}
+
+/// The head of the list, before the first node, and its end.
+const HEAD: usize = 0;
+
+struct Search<'a, O> {
+    operations: Vec<&'a Timed<O>>,
+    /// Whether the outcome is known.
+    known: Vec<bool>,
+    nodes: Vec<Node>,
+    /// The nodes of an operation's call and return.
+    places: Vec<(usize, Option<usize>)>,
+}
+
+impl<'a, O> Search<'a, O> {
+    fn new(operations: Vec<&'a Timed<O>>) -> Self {
+        Self::until(operations, usize::MAX)
+    }
+
+    fn cut(cut: &Cut<'a, O>) -> Self {
+        let kept = cut
+            .operations
+            .iter()
+            .enumerate()
+            .filter(|(index, operation)| operation.called < cut.end && !cut.without.contains(index));
+        Self::until(kept.map(|(_, operation)| operation).collect(), cut.end)
+    }
+
+    /// Returns after `end` have not come yet.
+    fn until(operations: Vec<&'a Timed<O>>, end: usize) -> Self {
+        let known: Vec<_> =
+            operations.iter().map(|operation| operation.returned.is_some_and(|at| at <= end)).collect();
+        let calls = operations.iter().enumerate().map(|(index, operation)| (operation.called, index, false));
+        let returns = operations.iter().enumerate().filter(|(index, _)| known[*index]);
+        let returns = returns.filter_map(|(index, operation)| Some((operation.returned?, index, true)));
+        let mut order: Vec<_> = calls.chain(returns).collect();
+        order.sort_unstable();
+        let count = order.len();
+        let mut nodes = vec![Node { operation: usize::MAX, is_return: false, before: count, after: 1 }];
+        let mut places = vec![(HEAD, None); operations.len()];
+        for (at, (_, operation, is_return)) in (1..).zip(order) {
+            nodes.push(Node { operation, is_return, before: at - 1, after: at + 1 });
+            if is_return { places[operation].1 = Some(at) } else { places[operation].0 = at }
+        }
+        nodes[count].after = HEAD;
+        Self { operations, known, nodes, places }
+    }
+
+    fn unlink(&mut self, at: usize) {
+        let Node { before, after, .. } = self.nodes[at];
+        self.nodes[before].after = after;
+        self.nodes[after].before = before;
+    }
+
+    fn link(&mut self, at: usize) {
+        let Node { before, after, .. } = self.nodes[at];
+        self.nodes[before].after = at;
+        self.nodes[after].before = at;
+    }
+
+    fn lift(&mut self, operation: usize) {
+        let (call, end) = self.places[operation];
+        self.unlink(call);
+        if let Some(end) = end {
+            self.unlink(end);
+        }
+    }
+
+    fn put_back(&mut self, operation: usize) {
+        let (call, end) = self.places[operation];
+        if let Some(end) = end {
+            self.link(end);
+        }
+        self.link(call);
+    }
+
+    fn run<S: Specification<Operation = O>>(mut self, specification: &S) -> bool {
+        let mut left = self.known.iter().filter(|known| **known).count();
+        let mut state = specification.initial();
+        let mut done = vec![0_u64; self.operations.len().div_ceil(64)];
+        let mut tried = HashSet::new();
+        let mut order: Vec<(usize, S::State)> = Vec::new();
+        let mut at = self.nodes[HEAD].after;
+        while left > 0 {
+            let Node { operation, is_return, after, .. } = self.nodes[at];
+            if !is_return {
+                let known = self.known[operation];
+                let next = specification.step(&state, &self.operations[operation].operation, !known);
+                if let Some(next) = next {
+                    done[operation / 64] |= 1 << (operation % 64);
+                    if tried.insert((done.clone(), next.clone())) {
+                        order.push((operation, std::mem::replace(&mut state, next)));
+                        self.lift(operation);
+                        left -= usize::from(known);
+                        at = self.nodes[HEAD].after;
+                        continue;
+                    }
+                    done[operation / 64] &= !(1 << (operation % 64));
+                }
+                at = after;
+                continue;
+            }
+            // An operation has returned that nothing in the order so far explains: the last one was not next.
+            let Some((last, earlier)) = order.pop() else { return false };
+            state = earlier;
+            done[last / 64] &= !(1 << (last % 64));
+            self.put_back(last);
+            left += usize::from(self.known[last]);
+            at = self.nodes[self.places[last].0].after;
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A number that is read and written.
+    struct Register;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Access {
+        Read(u32),
+        Write(u32),
+    }
+
+    impl Specification for Register {
+        type State = u32;
+        type Operation = Access;
+
+        fn initial(&self) -> u32 {
+            0
+        }
+
+        fn step(&self, state: &u32, operation: &Access, _: bool) -> Option<u32> {
+            match *operation {
+                Access::Read(value) => (value == *state).then_some(value),
+                Access::Write(value) => Some(value),
+            }
+        }
+    }
+
+    use Access::{Read, Write};
+
+    fn history(operations: &[(usize, Option<usize>, Access)]) -> Vec<Timed<Access>> {
+        let timed = |&(called, returned, operation)| Timed { called, returned, operation };
+        operations.iter().map(timed).collect()
+    }
+
+    fn explains(operations: &[(usize, Option<usize>, Access)]) -> bool {
+        is_linearizable(&Register, &history(operations))
+    }
+
+    #[test]
+    fn operations_at_once_may_be_in_any_order_and_those_one_after_another_in_theirs() {
+        assert!(explains(&[]));
+        assert!(explains(&[(0, Some(3), Write(1)), (1, Some(2), Read(0))]));
+        assert!(explains(&[(0, Some(3), Write(1)), (1, Some(2), Read(1))]));
+        assert!(!explains(&[(0, Some(1), Write(1)), (2, Some(3), Read(0))]), "a stale read");
+        // The new value, and then the old one again.
+        assert!(!explains(&[(0, Some(5), Write(1)), (1, Some(2), Read(1)), (3, Some(4), Read(0))]));
+    }
+
+    #[test]
+    fn what_has_no_answer_takes_effect_late_or_never_but_not_before_its_call() {
+        assert!(explains(&[(0, None, Write(1)), (1, Some(2), Read(0))]));
+        assert!(explains(&[(0, None, Write(1)), (1, Some(2), Read(0)), (3, Some(4), Read(1))]));
+        assert!(!explains(&[(0, None, Write(1)), (1, Some(2), Read(1)), (3, Some(4), Read(0))]));
+        assert!(!explains(&[(0, Some(1), Read(1)), (2, None, Write(1))]));
+    }
+
+    #[test]
+    fn a_history_of_twenty_thousand_operations_needs_no_deep_stack() {
+        let one = |index: usize| {
+            let value = u32::try_from(index / 2).unwrap();
+            let operation = if index.is_multiple_of(2) { Write(value) } else { Read(value) };
+            Timed { called: 2 * index, returned: Some(2 * index + 1), operation }
+        };
+        // The memory of what was tried has a bit for each operation.
+        let operations: Vec<_> = (0..20_000).map(one).collect();
+        assert!(is_linearizable(&Register, &operations));
+    }
+
+    #[test]
+    fn the_same_answer_as_trying_all_orders() {
+        fn brute(left: &[Timed<Access>], state: u32) -> bool {
+            let first_return = left.iter().filter_map(|operation| operation.returned).min();
+            let Some(first_return) = first_return else { return true };
+            (0..left.len()).any(|index| {
+                let mut rest = left.to_vec();
+                let next = rest.remove(index);
+                next.called < first_return
+                    && Register.step(&state, &next.operation, false).is_some_and(|state| brute(&rest, state))
+            })
+        }
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut explained = 0;
+        for _ in 0..3000 {
+            let count = random.usize(1..7);
+            let mut times: Vec<_> = (0..2 * count).collect();
+            random.shuffle(&mut times);
+            let operations: Vec<_> = times
+                .chunks(2)
+                .map(|pair| Timed {
+                    called: pair[0].min(pair[1]),
+                    returned: (random.u8(..) >= 50).then_some(pair[0].max(pair[1])),
+                    operation: if random.bool() { Read(random.u32(..3)) } else { Write(random.u32(1..3)) },
+                })
+                .collect();
+            let expected = brute(&operations, 0);
+            assert_eq!(is_linearizable(&Register, &operations), expected, "{operations:?}");
+            explained += u32::from(expected);
+        }
+        assert!((500..2500).contains(&explained), "{explained} of 3000: too few of one kind");
+    }
+
+    #[test]
+    fn the_shortest_piece_has_what_contradicts_and_nothing_after_it() {
+        let operations = history(&[
+            (0, Some(1), Read(0)),
+            (2, Some(3), Write(1)),
+            (4, Some(5), Read(1)),
+            (6, Some(7), Read(0)),
+            (8, Some(9), Write(3)),
+        ]);
+        let changes = |operation: &Access| matches!(operation, Write(_));
+        assert_eq!(shortest(&Register, &operations, changes), Some(vec![1, 3]));
+        assert_eq!(shortest(&Register, &operations[..3], changes), None);
+    }
+}

@@ -1,0 +1,558 @@
+//! A node: its lease, what it sees of the others' leases, its journal on disk, and its copies of services.
+//!
+//! Each service has a task on each node, so a node does one thing at a time about a service. The disk survives a crash.
+
+mod leases;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::future::{Either, select};
+use godwit_cluster::cluster::{ChangeError, Cluster, Held};
+use godwit_cluster::history::{Answer, Asked};
+use godwit_cluster::lease::{Observed, OwnLease};
+use godwit_cluster::promise::{Promise, Settings, Silence};
+use godwit_cluster::record::{ServiceRecord, State};
+use godwit_cluster::rules::Request;
+use godwit_names::{NodeName, ServiceName};
+use ulid::Ulid;
+
+use crate::broken::{Broken, broken_rules};
+use crate::world::{Link, Message, TIMEOUT, World};
+
+/// The limit of a lease.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// How fast clocks go: slow ones hold a lease for longest, and quick ones wait least. The lease allows for a fifth.
+const RATES: [f64; 3] = [0.91, 1.0, 1.09];
+
+/// What a node's disk has of a service.
+#[derive(Debug, Clone)]
+struct Local {
+    /// That of its copy.
+    epoch: u64,
+    settings: Settings,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Phase {
+    /// It runs the service.
+    Owner,
+    /// It removes it, which is not certain yet.
+    Releasing,
+    /// It moves the service, and has frozen it. `decided`: the commit may be made.
+    Source { to: NodeName, id: Ulid, decided: bool },
+    /// It has a copy that does not run before the commit.
+    Arrived { id: Ulid },
+    /// It runs the copy by the source's journal; the store does not know of the commit.
+    Forward { id: Ulid },
+}
+
+/// What a crash takes.
+struct Life {
+    id: Ulid,
+    lease: OwnLease,
+    observed: Observed,
+    running: BTreeSet<ServiceName>,
+    /// Services whose record was seen to be this node's: since the node started, and since the lease lapsed last.
+    verified: BTreeSet<ServiceName>,
+    lapses: u32,
+}
+
+impl Life {
+    fn new(id: Ulid) -> Self {
+        Self {
+            id,
+            lease: OwnLease::new(LIMIT),
+            observed: Observed::default(),
+            running: BTreeSet::new(),
+            verified: BTreeSet::new(),
+            lapses: 0,
+        }
+    }
+}
+
+/// A node.
+pub(crate) struct Node {
+    /// Its name.
+    pub name: NodeName,
+    others: Vec<NodeName>,
+    /// How fast its clock goes.
+    rate: f64,
+    world: World,
+    cluster: Cluster<Link>,
+    broken: Option<Broken>,
+    disk: RefCell<BTreeMap<ServiceName, Local>>,
+    life: RefCell<Life>,
+}
+
+/// When a question was asked: whether the lease was held then, and how often it had lapsed.
+type Since = Option<u32>;
+
+impl Node {
+    /// A node that has not started yet.
+    pub(crate) fn new(world: &World, name: &NodeName, all: &[NodeName], broken: Option<Broken>) -> Rc<Self> {
+        Rc::new(Self {
+            name: name.clone(),
+            others: all.iter().filter(|other| *other != name).cloned().collect(),
+            rate: RATES[world.random(|random| random.usize(..RATES.len()))],
+            cluster: Cluster::with_rules(world.link(name), broken_rules(broken)),
+            world: world.clone(),
+            broken,
+            disk: RefCell::default(),
+            life: RefCell::new(Life::new(Ulid::nil())),
+        })
+    }
+
+    fn is(&self, broken: Broken) -> bool {
+        self.broken == Some(broken)
+    }
+
+    fn clock(&self) -> Duration {
+        self.world.now().mul_f64(self.rate)
+    }
+
+    async fn sleep(&self, time: Duration) {
+        self.world.sleep(time.div_f64(self.rate)).await;
+    }
+
+    fn chance(&self, percent: u32) -> bool {
+        self.world.random(|random| random.u32(..100) < percent)
+    }
+
+    fn pause(&self, milliseconds: std::ops::Range<u64>) -> Duration {
+        Duration::from_millis(self.world.random(|random| random.u64(milliseconds)))
+    }
+
+    /// The machine starts.
+    pub(crate) fn start(&self) {
+        *self.life.borrow_mut() = Life::new(self.world.id());
+    }
+
+    /// The present life.
+    pub(crate) fn life(&self) -> Ulid {
+        self.life.borrow().id
+    }
+
+    /// The machine loses all but its disk.
+    pub(crate) fn crash(&self) {
+        for service in std::mem::take(&mut self.life.borrow_mut().running) {
+            self.world.history(|history| history.stops(&service, &self.name));
+        }
+    }
+
+    /// Whether it runs a copy.
+    pub(crate) fn runs(&self, service: &ServiceName) -> bool {
+        self.life.borrow().running.contains(service)
+    }
+
+    // The store.
+
+    fn since(&self) -> Since {
+        let life = self.life.borrow();
+        life.lease.holds(self.clock()).then_some(life.lapses)
+    }
+
+    async fn look(&self, service: &ServiceName) -> (usize, Since, Option<Option<ServiceRecord>>) {
+        let at = self.world.now();
+        let number = self.world.history(|history| history.ask(service, &self.name, Asked::Look, at));
+        let since = self.since();
+        let found = self.cluster.service(service).await.ok().map(|held| held.map(|held| held.record));
+        let answer = found.clone().map_or(Answer::NotDone, Answer::Is);
+        self.world.history(|history| history.answer(service, number, answer));
+        (number, since, found)
+    }
+
+    async fn change(
+        &self,
+        service: &ServiceName,
+        request: Request,
+    ) -> (usize, Since, Result<ServiceRecord, Change>) {
+        let (at, asked) = (self.world.now(), Asked::Change(request.clone()));
+        let number = self.world.history(|history| history.ask(service, &self.name, asked, at));
+        let since = self.since();
+        let result = self.cluster.change(service, &request).await;
+        let mut answer = answer(&result);
+        if answer.is_none() && self.is(Broken::SilenceIsRefusal) {
+            answer = Some(Answer::Refused);
+        }
+        let result = match (result, &answer) {
+            (Ok(held), _) => Ok(held.record),
+            (Err(_), Some(Answer::Refused)) => Err(Change::Refused),
+            (Err(_), _) => Err(Change::Silent),
+        };
+        if let Some(answer) = answer {
+            self.world.history(|history| history.answer(service, number, answer));
+        }
+        (number, since, result)
+    }
+
+    fn acted_on(&self, service: &ServiceName, number: usize) {
+        self.world.history(|history| history.acted_on(service, number));
+    }
+
+    /// The store has shown that the service is this node's. Without a lease at both ends that says nothing about now.
+    fn verify(&self, service: &ServiceName, since: Since) {
+        let promise = self.local(service).map(|local| local.settings.promise());
+        let needs_lease = promise.is_some_and(|promise| promise.lapse == Silence::Wait);
+        let held = since.is_some() && self.since() == since;
+        if held || !needs_lease {
+            self.life.borrow_mut().verified.insert(service.clone());
+        }
+    }
+
+    // Copies.
+
+    fn local(&self, service: &ServiceName) -> Option<Local> {
+        self.disk.borrow().get(service).cloned()
+    }
+
+    fn put(&self, service: &ServiceName, epoch: u64, settings: Settings, phase: Phase) {
+        self.disk.borrow_mut().insert(service.clone(), Local { epoch, settings, phase });
+    }
+
+    fn forget(&self, service: &ServiceName) {
+        self.stop(service);
+        self.disk.borrow_mut().remove(service);
+        self.life.borrow_mut().verified.remove(service);
+    }
+
+    fn stop(&self, service: &ServiceName) {
+        if self.life.borrow_mut().running.remove(service) {
+            self.world.history(|history| history.stops(service, &self.name));
+        }
+    }
+
+    /// Runs the copy, if what was promised allows that now.
+    fn run(&self, service: &ServiceName) {
+        let Some(local) = self.local(service) else { return };
+        let Promise { lapse, start, .. } = local.settings.promise();
+        let verified = self.life.borrow().verified.contains(service);
+        let verified = verified || (self.is(Broken::RunsUnverified) && lapse == Silence::Wait);
+        let held = self.life.borrow().lease.holds(self.clock()) || self.is(Broken::RunsOnAfterLapse);
+        let waits = (start == Silence::Wait && !verified) || (lapse == Silence::Wait && !held);
+        // A strict service has no such phase, and it needs no lease in it.
+        let may = match local.phase {
+            Phase::Owner => !waits,
+            Phase::Forward { .. } => start == Silence::GoOn || verified,
+            _ => false,
+        };
+        if may && self.life.borrow_mut().running.insert(service.clone()) {
+            let now = self.world.now();
+            self.world.history(|history| history.runs(service, &self.name, local.epoch, now));
+        }
+    }
+
+    /// This node is the owner, as the store has said.
+    fn own(&self, service: &ServiceName, record: &ServiceRecord, since: Since) {
+        if self.local(service).is_some_and(|local| local.epoch != record.epoch) {
+            self.stop(service);
+        }
+        self.put(service, record.epoch, record.settings, Phase::Owner);
+        self.verify(service, since);
+        self.run(service);
+    }
+
+    // What a node does about a service.
+
+    /// Does what is due about a service, for as long as the node lives.
+    pub(crate) async fn keep_service(self: Rc<Self>, service: ServiceName, settings: Settings) {
+        let mut inbox = self.world.inbox(&self.name, &service);
+        loop {
+            let pause = self.pause(200..2500);
+            let due = Box::pin(self.sleep(pause));
+            match select(inbox.next(), due).await {
+                Either::Left((Some(message), _)) => self.hear(&service, message).await,
+                Either::Left((None, _)) => return,
+                Either::Right(_) => self.tick(&service, settings, &mut inbox).await,
+            }
+        }
+    }
+
+    async fn tick(&self, service: &ServiceName, settings: Settings, inbox: &mut UnboundedReceiver<Message>) {
+        let local = self.local(service);
+        match local.as_ref().map(|local| (local.epoch, local.settings, local.phase.clone())) {
+            None => self.have_nothing(service, settings).await,
+            Some((epoch, _, Phase::Owner)) => self.own_it(service, epoch, inbox).await,
+            Some((epoch, settings, Phase::Releasing)) => self.release(service, epoch, settings).await,
+            Some((epoch, settings, Phase::Source { id, decided: false, .. })) => {
+                self.put(service, epoch, settings, Phase::Owner);
+                self.withdraw(service, epoch, id).await;
+            }
+            Some((epoch, settings, Phase::Source { to, id, decided: true })) => {
+                if settings.promise().commit == Silence::Wait && self.chance(40) {
+                    self.withdraw(service, epoch, id).await;
+                } else {
+                    self.commit(service, epoch, settings, &to, id).await;
+                }
+            }
+            Some((epoch, _, Phase::Arrived { id })) => self.wait_for_commit(service, epoch, id).await,
+            Some((epoch, _, Phase::Forward { id })) => self.confirm_forward(service, epoch, id).await,
+        }
+    }
+
+    async fn have_nothing(&self, service: &ServiceName, settings: Settings) {
+        if self.chance(30) {
+            return;
+        }
+        let (_, since, found) = self.look(service).await;
+        let free = match &found {
+            Some(None) => true,
+            Some(Some(record)) => record.state == State::Left,
+            None => return,
+        };
+        if free {
+            let (by, id) = (self.name.clone(), self.world.id());
+            let request = Request::Claim { by, service: self.world.id(), id, settings };
+            let (_, since, claimed) = self.change(service, request).await;
+            if let Ok(record) = claimed {
+                self.own_if_ours(service, &record, since);
+            }
+        } else if let Some(Some(record)) = found {
+            // A claim or a take-over without an answer was done.
+            self.own_if_ours(service, &record, since);
+            self.take_over(service, &record).await;
+        }
+    }
+
+    fn own_if_ours(&self, service: &ServiceName, record: &ServiceRecord, since: Since) {
+        if record.owner == self.name && record.state == State::Owned {
+            self.own(service, record, since);
+        }
+    }
+
+    async fn take_over(&self, service: &ServiceName, record: &ServiceRecord) {
+        if record.owner == self.name || record.state == State::Left || !record.settings.promise().taken_over {
+            return;
+        }
+        let limit = if self.is(Broken::EarlyTakeOver) { LIMIT / 8 } else { LIMIT };
+        let mut nodes = vec![&record.owner];
+        if let State::Moving { to, .. } = &record.state {
+            nodes.extend(Some(to).filter(|to| **to != self.name));
+        }
+        let stood = |node: &&NodeName| self.life.borrow().observed.stood_still(node, limit);
+        let Some(mut still) = nodes.iter().map(stood).collect::<Option<Vec<_>>>() else { return };
+        if self.is(Broken::NoCounter) {
+            still.clear();
+        }
+        let (by, id) = (self.name.clone(), self.world.id());
+        let request = Request::TakeOver { by, epoch: record.epoch, id, still };
+        if let (_, since, Ok(record)) = self.change(service, request).await {
+            self.own_if_ours(service, &record, since);
+        }
+    }
+
+    async fn own_it(&self, service: &ServiceName, epoch: u64, inbox: &mut UnboundedReceiver<Message>) {
+        self.run(service);
+        let (number, since, found) = self.look(service).await;
+        let Some(found) = found else { return };
+        match found {
+            Some(record) if record.owner == self.name && record.epoch == epoch => match record.state {
+                State::Owned => {
+                    self.own(service, &record, since);
+                    self.acted_on(service, number);
+                    match self.world.random(|random| random.u32(..100)) {
+                        _ if self.world.is_calm() => {}
+                        0..30 => self.move_it(service, &record, inbox).await,
+                        30..34 => self.release(service, epoch, record.settings).await,
+                        _ => {}
+                    }
+                }
+                State::Moving { id, .. } => self.withdraw(service, epoch, id).await,
+                State::Left => self.forget(service),
+            },
+            _ => {
+                self.forget(service);
+                self.acted_on(service, number);
+            }
+        }
+    }
+
+    /// It does not run again until it is certain that it is not released.
+    async fn release(&self, service: &ServiceName, epoch: u64, settings: Settings) {
+        self.stop(service);
+        self.put(service, epoch, settings, Phase::Releasing);
+        match self.change(service, Request::Release { by: self.name.clone(), epoch }).await.2 {
+            Ok(_) => self.forget(service),
+            Err(Change::Refused) => self.resolve(service, epoch, settings).await,
+            Err(Change::Silent) => {}
+        }
+    }
+
+    /// The source of a move: beginning, freeze, copy, commit.
+    async fn move_it(
+        &self,
+        service: &ServiceName,
+        record: &ServiceRecord,
+        inbox: &mut UnboundedReceiver<Message>,
+    ) {
+        let to = self.others[self.world.random(|random| random.usize(..self.others.len()))].clone();
+        let (by, id, epoch, settings) = (self.name.clone(), self.world.id(), record.epoch, record.settings);
+        let begin = Request::HandOver { by, epoch, to: to.clone(), id };
+        if self.change(service, begin).await.2.is_err() {
+            return;
+        }
+        self.sleep(self.pause(10..3000)).await;
+        self.stop(service);
+        self.put(service, epoch, settings, Phase::Source { to: to.clone(), id, decided: false });
+        self.world.say(&to, service, Message::Restore { id, epoch, settings, source: self.name.clone() });
+        if self.is_restored(id, inbox).await {
+            self.put(service, epoch, settings, Phase::Source { to: to.clone(), id, decided: true });
+            self.commit(service, epoch, settings, &to, id).await;
+        } else {
+            self.put(service, epoch, settings, Phase::Owner);
+            self.run(service);
+            self.withdraw(service, epoch, id).await;
+        }
+    }
+
+    async fn is_restored(&self, id: Ulid, inbox: &mut UnboundedReceiver<Message>) -> bool {
+        let mut over = Box::pin(self.sleep(TIMEOUT));
+        loop {
+            match select(inbox.next(), over).await {
+                Either::Left((Some(Message::Restored { id: restored }), _)) if restored == id => return true,
+                Either::Left((Some(_), waits)) => over = waits,
+                _ => return false,
+            }
+        }
+    }
+
+    /// The commit. On silence a default service goes forward by this journal, and a strict one stays frozen.
+    async fn commit(&self, service: &ServiceName, epoch: u64, settings: Settings, to: &NodeName, id: Ulid) {
+        let request = Request::Confirm { by: self.name.clone(), epoch, id };
+        let (number, _, confirmed) = self.change(service, request).await;
+        let mut forward = settings.promise().commit == Silence::GoOn;
+        forward |= self.is(Broken::StrictGoesForward);
+        match confirmed {
+            Ok(_) => {
+                self.forget(service);
+                self.world.say(to, service, Message::Commit { id, forward: false });
+                self.acted_on(service, number);
+            }
+            Err(Change::Refused) => self.resolve(service, epoch, settings).await,
+            Err(Change::Silent) if self.is(Broken::RollsBackOnSilence) => {
+                self.put(service, epoch, settings, Phase::Owner);
+                self.run(service);
+            }
+            Err(Change::Silent) if forward => {
+                self.world.say(to, service, Message::Commit { id, forward: true })
+            }
+            Err(Change::Silent) => {}
+        }
+    }
+
+    /// The source takes its service back, which is certain only when the store says so.
+    async fn withdraw(&self, service: &ServiceName, epoch: u64, id: Ulid) {
+        let Some(local) = self.local(service) else { return };
+        let request = Request::Withdraw { by: self.name.clone(), epoch, id };
+        match self.change(service, request).await {
+            (_, since, Ok(record)) => self.own(service, &record, since),
+            (_, _, Err(Change::Refused)) => self.resolve(service, epoch, local.settings).await,
+            (_, _, Err(Change::Silent)) => {}
+        }
+    }
+
+    /// What has become of a service that the store does not know as this node does.
+    async fn resolve(&self, service: &ServiceName, epoch: u64, settings: Settings) {
+        let (number, since, found) = self.look(service).await;
+        match found {
+            None => return,
+            Some(Some(record)) if record.owner == self.name && record.epoch == epoch => {
+                let releasing = self.local(service).is_some_and(|local| local.phase == Phase::Releasing);
+                if record.state == State::Owned {
+                    self.own(service, &record, since);
+                } else if releasing {
+                    // A move that has no end holds the release up: the next look withdraws it.
+                    self.put(service, epoch, settings, Phase::Owner);
+                }
+            }
+            Some(_) => self.forget(service),
+        }
+        self.acted_on(service, number);
+    }
+
+    /// The destination.
+    async fn hear(&self, service: &ServiceName, message: Message) {
+        let local = self.local(service);
+        match (message, local.as_ref().map(|local| &local.phase)) {
+            (Message::Restore { id, epoch, settings, source }, None | Some(Phase::Arrived { .. }))
+                if local.as_ref().is_none_or(|local| local.epoch <= epoch) =>
+            {
+                self.put(service, epoch, settings, Phase::Arrived { id });
+                self.world.say(&source, service, Message::Restored { id });
+            }
+            (Message::Commit { id, forward }, Some(Phase::Arrived { id: arrived })) if id == *arrived => {
+                let Some(Local { epoch, settings, .. }) = local else { return };
+                if forward {
+                    self.put(service, epoch + 1, settings, Phase::Forward { id });
+                    // The source's word, as far as this life of the node.
+                    self.life.borrow_mut().verified.insert(service.clone());
+                    self.confirm_forward(service, epoch + 1, id).await;
+                } else {
+                    self.put(service, epoch + 1, settings, Phase::Owner);
+                    self.run(service);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The source went forward by its journal: this node tells the store, and runs the copy if the store is silent.
+    async fn confirm_forward(&self, service: &ServiceName, epoch: u64, id: Ulid) {
+        let request = Request::Confirm { by: self.name.clone(), epoch: epoch - 1, id };
+        match self.change(service, request).await {
+            (number, since, Ok(record)) => {
+                if record.owner == self.name && record.epoch == epoch {
+                    self.own(service, &record, since);
+                } else {
+                    self.forget(service);
+                }
+                self.acted_on(service, number);
+            }
+            (number, _, Err(Change::Refused)) => {
+                self.forget(service);
+                self.acted_on(service, number);
+            }
+            (_, _, Err(Change::Silent)) => self.run(service),
+        }
+    }
+
+    /// The source's message may be lost: the store has what became of the move.
+    async fn wait_for_commit(&self, service: &ServiceName, epoch: u64, id: Ulid) {
+        let (_, since, found) = self.look(service).await;
+        let Some(found) = found else { return };
+        match found {
+            Some(record) if record.begun == id && record.owner == self.name => {
+                self.own(service, &record, since)
+            }
+            Some(record)
+                if record.epoch == epoch
+                    && matches!(&record.state, State::Moving { id: moving, .. } if *moving == id) =>
+            {
+                self.take_over(service, &record).await;
+            }
+            _ => self.forget(service),
+        }
+    }
+}
+
+/// Why a change has no record.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Change {
+    Refused,
+    Silent,
+}
+
+/// A result as history has it; none where the outcome is unknown.
+fn answer<R: Clone>(result: &Result<Held<R>, ChangeError>) -> Option<Answer<R>> {
+    match result {
+        Ok(held) => Some(Answer::Is(Some(held.record.clone()))),
+        Err(ChangeError::Refused { .. }) => Some(Answer::Refused),
+        Err(error) => error.is_certain().then_some(Answer::NotDone),
+    }
+}
