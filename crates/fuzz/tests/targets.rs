@@ -46,6 +46,7 @@ macro_rules! tests {
 
 tests! {
     checkpoint,
+    cluster_records,
     copied_in,
     copied_out,
     criu_images,
@@ -79,6 +80,9 @@ fn no_target_is_left_out() {
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/checkpoint.rs"]
 mod checkpoint;
+#[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/cluster_records.rs"]
+mod cluster_records;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/copied_in.rs"]
 mod copied_in;
