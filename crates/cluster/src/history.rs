@@ -4,8 +4,9 @@
 //! the rules ([`Services`], [`Leases`]). And no two copies of a service run at one instant, except as the service's
 //! settings allow.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
+use std::hash::Hash;
 use std::time::Duration;
 
 use godwit_names::{NodeName, ServiceName};
@@ -157,8 +158,8 @@ impl Specification for Services {
     }
 }
 
-/// What the records of nodes mean. A renewal without an answer can have raised the counter more than once: so a look that
-/// finds it higher is in order, and what counts is that it never falls and that only the present life is told that it renewed.
+/// What the records of nodes mean. A renewal without an answer can have raised the counter more than once, so a look that
+/// finds it higher is in order. What counts: it never falls, and only the present life is told that it renewed.
 #[derive(Debug)]
 pub struct Leases;
 
@@ -454,19 +455,24 @@ impl Begun {
     }
 }
 
-fn explained<S, Q: fmt::Debug, R: fmt::Debug>(
+fn explained<S, Q: fmt::Debug, R: fmt::Debug + Clone + Eq + Hash>(
     specification: &S,
     about: String,
     operations: &[Timed<Operation<Q, R>>],
 ) -> Result<(), Violation>
 where
-    S: Specification<Operation = Operation<Q, R>>,
+    S: Specification<Operation = Operation<Q, R>, State = Option<R>>,
 {
     let changes = |operation: &Operation<Q, R>| {
-        matches!(operation.asked, Asked::Change(_))
-            && !matches!(operation.answer, Some(Answer::Refused | Answer::NotDone))
+        let has_effect = !matches!(operation.answer, Some(Answer::Refused | Answer::NotDone));
+        matches!(operation.asked, Asked::Change(_)) && has_effect
     };
-    match linear::shortest(specification, operations, changes) {
+    let found = operations.iter().filter_map(|timed| match &timed.operation.answer {
+        Some(Answer::Is(found)) => Some(found.clone()),
+        _ => None,
+    });
+    let shown: Vec<_> = found.collect::<HashSet<_>>().into_iter().collect();
+    match linear::shortest(specification, operations, &shown, changes) {
         None => Ok(()),
         Some(needed) => {
             let piece = needed.into_iter().map(|index| line(&operations[index])).collect();

@@ -13,8 +13,8 @@
 //! ```
 //! The promises:
 //!
-//! - **One owner at every instant.** An owner has an epoch. The next epoch begins with a swap that compares the record, so one
-//!   node at most begins it ([`rules`]). What that means for the copies that run depends on the service's settings
+//! - **One owner at every instant.** An owner has an epoch. The next epoch begins with a swap that compares the record, so
+//!   one node at most begins it ([`rules`]). What that means for the copies that run depends on the service's settings
 //!   ([`promise`]).
 //! - **No clock of two nodes is compared** ([`lease`]).
 //! - **Silence is not an answer.** A swap without an answer may be done later; its type says so ([`store::SwapError`]), and
@@ -22,7 +22,8 @@
 //! - **Losing the store stops no service**, but one whose settings ask for it.
 //! - **Bytes in the store may be anybody's** ([`record`]).
 //!
-//! `tests/simulation.rs` runs nodes that crash, lose messages and have clocks of different rates, and checks their histories.
+//! `tests/simulation.rs` runs nodes that crash, lose messages and have clocks of different rates, and checks their
+//! histories.
 
 pub mod cluster;
 pub mod history;

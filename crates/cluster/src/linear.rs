@@ -1,8 +1,8 @@
 //! Whether one operation after another explains what clients saw: linearizability (Herlihy and Wing, 1990).
 //!
-//! The search is Wing and Gong's with Lowe's memory of what was tried (*Testing for linearizability*, 2017), as in porcupine.
-//! It is a loop: stateright's tester of the same kind calls itself once for each operation, and overflows the stack on a long
-//! history. A history is checked for each key by itself, since linearizability is composable.
+//! The search is Wing and Gong's with Lowe's memory of what was tried (*Testing for linearizability*, 2017), as in
+//! porcupine. It is a loop: stateright's tester of the same kind calls itself once for each operation, and overflows the
+//! stack on a long history. A history is checked for each key by itself, since linearizability is composable.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -35,46 +35,78 @@ pub struct Timed<O> {
 
 /// Whether there is an order of the operations that explains all answers.
 pub fn is_linearizable<S: Specification>(specification: &S, operations: &[Timed<S::Operation>]) -> bool {
-    Search::new(operations.iter().collect()).run(specification)
+    let all = Piece { operations, begin: 0, end: usize::MAX, without: &[] };
+    Search::new(&all).run(specification, specification.initial())
 }
 
-/// The shortest beginning of a history that no order explains, less what is not needed for that: indices into the
-/// operations. None where all is explained.
+/// The shortest piece of a history that no order explains: indices into the operations. None where all is explained.
+///
+/// It ends with the first answer that contradicts those before it. It begins where none of the states that the history shows
+/// would explain what follows. What changes nothing and is not needed is left out.
 pub fn shortest<S: Specification>(
     specification: &S,
     operations: &[Timed<S::Operation>],
+    shown: &[S::State],
     changes: impl Fn(&S::Operation) -> bool,
 ) -> Option<Vec<usize>> {
-    if is_linearizable(specification, operations) {
+    let contradicts = |piece: &Piece<'_, S::Operation>, state: &S::State| {
+        !Search::new(piece).run(specification, state.clone())
+    };
+    let initial = [specification.initial()];
+    let whole = Piece { operations, begin: 0, end: usize::MAX, without: &[] };
+    if !contradicts(&whole, &initial[0]) {
         return None;
     }
     let mut returns: Vec<_> = operations.iter().filter_map(|operation| operation.returned).collect();
     returns.sort_unstable();
-    let contradicts = |end: usize, without: &[usize]| {
-        let cut = Cut { operations, end, without };
-        !Search::cut(&cut).run(specification)
-    };
     // What no order explains stays so when more is added.
-    let first = returns.partition_point(|end| !contradicts(*end, &[]));
+    let first = returns.partition_point(|end| !contradicts(&Piece { end: *end, ..whole }, &initial[0]));
     let end = *returns.get(first)?;
+    let mut begins: Vec<_> =
+        operations.iter().map(|operation| operation.called).filter(|at| *at < end).collect();
+    begins.sort_unstable();
+    let any = |begin: &usize| {
+        let piece = Piece { begin: *begin, end, ..whole };
+        initial.iter().chain(shown).all(|state| contradicts(&piece, state))
+    };
+    // 0: the whole beginning is needed, from the first state.
+    let begin = begins.partition_point(any).checked_sub(1).map_or(0, |last| begins[last]);
+    let states = if begin == 0 { &[] } else { shown };
     let mut without = Vec::new();
     for (index, operation) in operations.iter().enumerate() {
-        if operation.called < end && !changes(&operation.operation) {
+        if (Piece { begin, end, ..whole }).has(index) && !changes(&operation.operation) {
             without.push(index);
-            if !contradicts(end, &without) {
+            let piece = Piece { begin, end, without: &without, operations };
+            if !initial.iter().chain(states).all(|state| contradicts(&piece, state)) {
                 without.pop();
             }
         }
     }
-    let needed = |index: &usize| operations[*index].called < end && !without.contains(index);
-    Some((0..operations.len()).filter(needed).collect())
+    let piece = Piece { begin, end, without: &without, operations };
+    Some((0..operations.len()).filter(|index| piece.has(*index)).collect())
 }
 
-/// The beginning of a history, without some of its operations.
-struct Cut<'a, O> {
+/// The operations between two times, without some of them. One that returns later has no answer yet.
+struct Piece<'a, O> {
     operations: &'a [Timed<O>],
+    begin: usize,
     end: usize,
     without: &'a [usize],
+}
+
+impl<O> Clone for Piece<'_, O> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<O> Copy for Piece<'_, O> {}
+
+impl<O> Piece<'_, O> {
+    fn has(&self, index: usize) -> bool {
+        let Timed { called, returned, .. } = self.operations[index];
+        called < self.end && returned.is_none_or(|at| at > self.begin) && !self.without.contains(&index)
+    }
 }
 
 /// A call or a return in the list of those that are not yet in the order.
@@ -99,23 +131,11 @@ struct Search<'a, O> {
 }
 
 impl<'a, O> Search<'a, O> {
-    fn new(operations: Vec<&'a Timed<O>>) -> Self {
-        Self::until(operations, usize::MAX)
-    }
-
-    fn cut(cut: &Cut<'a, O>) -> Self {
-        let kept = cut
-            .operations
-            .iter()
-            .enumerate()
-            .filter(|(index, operation)| operation.called < cut.end && !cut.without.contains(index));
-        Self::until(kept.map(|(_, operation)| operation).collect(), cut.end)
-    }
-
-    /// Returns after `end` have not come yet.
-    fn until(operations: Vec<&'a Timed<O>>, end: usize) -> Self {
-        let known: Vec<_> =
-            operations.iter().map(|operation| operation.returned.is_some_and(|at| at <= end)).collect();
+    fn new(piece: &Piece<'a, O>) -> Self {
+        let kept = (0..piece.operations.len()).filter(|index| piece.has(*index));
+        let operations: Vec<_> = kept.map(|index| &piece.operations[index]).collect();
+        let is_known = |operation: &&Timed<O>| operation.returned.is_some_and(|at| at <= piece.end);
+        let known: Vec<_> = operations.iter().map(is_known).collect();
         let calls = operations.iter().enumerate().map(|(index, operation)| (operation.called, index, false));
         let returns = operations.iter().enumerate().filter(|(index, _)| known[*index]);
         let returns = returns.filter_map(|(index, operation)| Some((operation.returned?, index, true)));
@@ -160,9 +180,9 @@ impl<'a, O> Search<'a, O> {
         self.link(call);
     }
 
-    fn run<S: Specification<Operation = O>>(mut self, specification: &S) -> bool {
+    fn run<S: Specification<Operation = O>>(mut self, specification: &S, initial: S::State) -> bool {
         let mut left = self.known.iter().filter(|known| **known).count();
-        let mut state = specification.initial();
+        let mut state = initial;
         let mut done = vec![0_u64; self.operations.len().div_ceil(64)];
         let mut tried = HashSet::new();
         let mut order: Vec<(usize, S::State)> = Vec::new();
@@ -312,7 +332,14 @@ mod tests {
             (8, Some(9), Write(3)),
         ]);
         let changes = |operation: &Access| matches!(operation, Write(_));
-        assert_eq!(shortest(&Register, &operations, changes), Some(vec![1, 3]));
-        assert_eq!(shortest(&Register, &operations[..3], changes), None);
+        assert_eq!(
+            shortest(&Register, &operations, &[0, 1, 3], changes),
+            Some(vec![2, 3]),
+            "the reads contradict"
+        );
+        assert_eq!(shortest(&Register, &operations[..3], &[0, 1], changes), None);
+        // Only the write before it shows that this is wrong.
+        let operations = [&operations[..2], &operations[3..4]].concat();
+        assert_eq!(shortest(&Register, &operations, &[0, 1], changes), Some(vec![1, 2]));
     }
 }

@@ -1,11 +1,14 @@
 //! What a service's settings promise of its copies, as a table that the rules and the nodes ask.
 //!
-//! | fence | restart from | taken over | copies that run | its node's lease lapses | silent store: at the commit | at the node's start |
+//! | fence | restart from | other nodes take over | copies that run | lease lapses | silence at the commit | at the start |
 //! |---|---|---|---|---|---|---|
-//! | default | none | never | one | runs on | goes forward by the journal | is started |
-//! | default | checkpoint, image | after the limit | one, and those of nodes that cannot reach the store | runs on | goes forward by the journal | waits |
-//! | strict | none | never | one | runs on | waits frozen | waits |
-//! | strict | checkpoint, image | after the limit | one | is frozen | waits frozen | waits |
+//! | default | none | never | one | go on | go on | go on |
+//! | default | checkpoint, image | after the limit | one in reach | go on | go on | wait |
+//! | strict | none | never | one | go on | wait | wait |
+//! | strict | checkpoint, image | after the limit | one | wait | wait | wait |
+//!
+//! *In reach*: beside it those of nodes that cannot reach the store. *Go on*: the service runs. At the commit of a move that
+//! is forward, by the source's journal. *Wait*: it is frozen, or not started, until the store answers.
 //!
 //! To roll back on silence is in no row: the store may have made the commit, or may make it later.
 
