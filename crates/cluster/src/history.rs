@@ -212,11 +212,9 @@ pub struct Run {
 
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "node {} ran epoch {} since {:?} ({}..{})",
-            self.node, self.epoch, self.since, self.from, self.to
-        )
+        let Self { node, epoch, from, to, since } = self;
+        write!(f, "node {node} ran epoch {epoch} since {since:?} ({from}..")?;
+        if *to == usize::MAX { f.write_str("and runs)") } else { write!(f, "{to})") }
     }
 }
 
