@@ -113,7 +113,7 @@ impl Source {
                 changing.looks.push(Look { pages: bytes.div_ceil(PAGE_SIZE), time: begun - looked });
                 changing.grown = changing.grown.saturating_add(size.saturating_sub(size_before));
             }
-            changing.bytes = size.saturating_add(found.bytes);
+            changing.bytes = size;
             looked = begun;
         }
         Ok(changing)
