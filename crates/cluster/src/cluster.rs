@@ -10,6 +10,10 @@
 //! A swap without an answer may be done later. So it is never taken as not done: the record is read, and if it is as before,
 //! the same swap is sent again. Both compare the same revision, and at most one of them is done.
 //!
+//! That goes on from call to call. A call whose outcome is unknown leaves a swap behind, and what a later call does not reach
+//! says nothing about that swap. So a caller says whether it asked before ([`Earlier`]). Two things alone settle it: the
+//! answer `Ok`, and a record that has gone on since.
+//!
 //! A node makes one change of a service at a time: what it finds of its own in a record is of the change under way.
 
 use godwit_names::{NodeName, ServiceName};
@@ -50,7 +54,8 @@ pub enum ChangeError {
     /// No store would take such a change: it is not done.
     #[error(transparent)]
     Limit(#[from] SwapLimit),
-    /// Unknown: it is done, will be done, or will not. Asking again settles it.
+    /// Unknown: it is done, will be done, or will not. Asking again with [`Earlier::Unknown`] settles it, as soon as it ends
+    /// with `Ok` or another error than this one.
     #[error("{key} may be changed in the cluster's store, or will be: the store does not answer; ask again")]
     Unknown {
         /// The record.
@@ -71,8 +76,18 @@ pub enum ChangeError {
     },
 }
 
+/// Whether a request was made before, by this life of the daemon or an earlier one, without a known outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Earlier {
+    /// It was never made: nothing of it is on its way.
+    None,
+    /// It was made, or may have been: its change may be done at any time.
+    Unknown,
+}
+
 impl ChangeError {
-    /// Whether it is certain that this call has changed nothing, and will change nothing.
+    /// Whether it is certain that the request has changed nothing, and will change nothing: neither by this call nor by the
+    /// earlier ones that the caller told of ([`Earlier`]).
     #[must_use]
     pub fn is_certain(&self) -> bool {
         !matches!(self, Self::Unknown { .. } | Self::Superseded { .. })
@@ -226,9 +241,15 @@ impl<S: Store> Cluster<S> {
         &self,
         name: &ServiceName,
         request: &Request,
+        earlier: Earlier,
     ) -> Result<Held<ServiceRecord>, ChangeError> {
         let guards = request.still().iter().map(|still| (still.node(), still.compare())).collect();
-        self.settle(Key::service(name), guards, |record| (self.rules.service)(record, request)).await
+        let before = match earlier {
+            Earlier::None => Sent::Nothing,
+            Earlier::Unknown => Sent::Count(request.makes()),
+        };
+        let rule = |record: Option<&ServiceRecord>| (self.rules.service)(record, request);
+        self.settle(Key::service(name), guards, before, rule).await
     }
 
     /// Begins or renews a node's lease.
@@ -241,7 +262,8 @@ impl<S: Store> Cluster<S> {
         name: &NodeName,
         request: &LeaseRequest,
     ) -> Result<Held<NodeRecord>, ChangeError> {
-        self.settle(Key::node(name), Vec::new(), |record| (self.rules.lease)(record, request)).await
+        let rule = |record: Option<&NodeRecord>| (self.rules.lease)(record, request);
+        self.settle(Key::node(name), Vec::new(), Sent::Nothing, rule).await
     }
 
     /// Reads, asks the rule and swaps until one of them has the last word. What the guards compare must not have changed.
@@ -249,21 +271,21 @@ impl<S: Store> Cluster<S> {
         &self,
         key: Key,
         guards: Vec<(&NodeName, Compare)>,
+        mut sent: Sent,
         rule: impl Fn(Option<&R>) -> Result<Step<R>, Refusal>,
     ) -> Result<Held<R>, ChangeError> {
-        // An earlier swap of this call has no answer, for this reason.
+        // An earlier swap has no answer, for this reason.
         let mut doubt: Option<Cause> = None;
-        let mut sent: Option<R> = None;
         let mut moved: Option<Refusal> = None;
         let mut found = match self.store.get(&key).await {
             Ok(found) => found,
-            Err(error) => return Err(ChangeError::NotDone { key, source: error.into() }),
+            Err(error) => return Err(sent.silence(key, error.into())),
         };
         for _ in 0..ATTEMPTS {
             let (now, revision) = match held::<R>(&key, found) {
                 Ok(Some(held)) => (Some(held.record), held.revision),
                 Ok(None) => (None, Revision::NONE),
-                Err(error) if sent.is_none() => return Err(error.into()),
+                Err(error) if sent == Sent::Nothing => return Err(error.into()),
                 Err(error) => return Err(ChangeError::Unknown { key, source: error.into() }),
             };
             let record = match (rule(now.as_ref()), moved.take(), now) {
@@ -271,12 +293,16 @@ impl<S: Store> Cluster<S> {
                 // A guard that has changed does not change back: no swap of this call can be done any more.
                 (Ok(Step::Write(_)), Some(refusal), _) => return Err(ChangeError::Refused { key, refusal }),
                 (Ok(Step::Already), _, Some(record)) => return Ok(Held { record, revision }),
-                (Ok(Step::Already), _, None) => return Err(refused(key, Refusal::Missing, None, sent)),
+                (Ok(Step::Already), _, None) => return Err(refused::<R>(key, Refusal::Missing, None, sent)),
                 (Err(refusal), _, now) => return Err(refused(key, refusal, now, sent)),
             };
             let mut compares = vec![Compare { key: key.clone(), revision }];
             compares.extend(guards.iter().map(|(_, compare)| compare.clone()));
-            let swap = Swap::new(compares, vec![Write::Put(key.clone(), record.encode())])?;
+            let swap = match Swap::new(compares, vec![Write::Put(key.clone(), record.encode())]) {
+                Ok(swap) => swap,
+                Err(error) if sent == Sent::Nothing => return Err(error.into()),
+                Err(error) => return Err(ChangeError::Unknown { key, source: error.into() }),
+            };
             found = match self.store.swap(&swap).await {
                 Ok(Swapped::Done(revision)) => return Ok(Held { record, revision }),
                 Ok(Swapped::Differs(there)) => {
@@ -288,9 +314,7 @@ impl<S: Store> Cluster<S> {
                     moved = changed.map(|((node, _), _)| Refusal::Alive((*node).clone()));
                     found
                 }
-                Err(SwapError::NotDone(source)) if doubt.is_none() => {
-                    return Err(ChangeError::NotDone { key, source });
-                }
+                Err(SwapError::NotDone(source)) if doubt.is_none() => return Err(sent.silence(key, source)),
                 Err(SwapError::NotDone(source) | SwapError::Unknown(source)) => {
                     doubt = Some(source);
                     match self.store.get(&key).await {
@@ -299,7 +323,7 @@ impl<S: Store> Cluster<S> {
                     }
                 }
             };
-            sent = Some(record);
+            sent = Sent::Count(Some(record.count()));
         }
         Err(ChangeError::Unknown { key, source: doubt.unwrap_or_else(|| Box::new(Changing)) })
     }
@@ -316,15 +340,35 @@ fn held<R: Record>(key: &Key, entry: Option<Entry>) -> Result<Option<Held<R>>, R
         .transpose()
 }
 
-/// A refusal after a swap was sent. It may have been done even if it was answered that it differs: a connection may have
-/// delivered it twice. But as long as no later owner is there, only this node can have changed what it wrote, and has not.
-fn refused<R: Record>(key: Key, refusal: Refusal, now: Option<R>, sent: Option<R>) -> ChangeError {
-    let followed = |sent: R| now.is_none_or(|now| now.count() > sent.count());
-    if sent.is_some_and(followed) {
-        ChangeError::Superseded { key, refusal }
-    } else {
-        ChangeError::Refused { key, refusal }
+/// What may be on its way to the store of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Nothing,
+    /// A swap that writes a record with this count, or, where that depends on what was there, with any.
+    Count(Option<u64>),
+}
+
+impl Sent {
+    /// The store does not answer, and has not got what was to be sent now.
+    fn silence(self, key: Key, source: Cause) -> ChangeError {
+        if self == Self::Nothing {
+            ChangeError::NotDone { key, source }
+        } else {
+            ChangeError::Unknown { key, source }
+        }
     }
+}
+
+/// A refusal. What was sent before it compared a record that the rule did not refuse, so it will not be done any more. It may
+/// have been done even if it was answered that it differs: a connection may have delivered it twice. But as long as no later
+/// owner is there, only this node can have changed what it wrote, and has not.
+fn refused<R: Record>(key: Key, refusal: Refusal, now: Option<R>, sent: Sent) -> ChangeError {
+    let followed = match sent {
+        Sent::Nothing => false,
+        Sent::Count(None) => true,
+        Sent::Count(Some(count)) => now.is_none_or(|now| now.count() > count),
+    };
+    if followed { ChangeError::Superseded { key, refusal } } else { ChangeError::Refused { key, refusal } }
 }
 
 #[cfg(test)]

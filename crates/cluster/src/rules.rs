@@ -88,6 +88,18 @@ impl Request {
     pub fn still(&self) -> &[Still] {
         if let Self::TakeOver { still, .. } = self { still } else { &[] }
     }
+
+    /// The epoch of the record that it makes; none where that depends on the record before.
+    #[must_use]
+    pub fn makes(&self) -> Option<u64> {
+        match self {
+            Self::Claim { .. } => None,
+            Self::HandOver { epoch, .. } | Self::Withdraw { epoch, .. } | Self::Release { epoch, .. } => {
+                Some(*epoch)
+            }
+            Self::Confirm { epoch, .. } | Self::TakeOver { epoch, .. } => Some(epoch.saturating_add(1)),
+        }
+    }
 }
 
 /// What a node asks for of its lease.

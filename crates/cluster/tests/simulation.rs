@@ -306,6 +306,7 @@ found! {
     a_take_over_before_the_limit_is_found: EarlyTakeOver as TwoCopies,
     silence_taken_for_a_refusal_is_found: SilenceIsRefusal,
     a_source_that_rolls_back_on_silence_is_found: RollsBackOnSilence as TwoCopies,
+    a_source_that_rolls_back_though_it_asked_before_is_found: RollsBackOnNotDone as TwoCopies,
     a_strict_service_that_goes_forward_on_silence_is_found: StrictGoesForward as TwoCopies,
     a_strict_service_that_outlives_its_lease_is_found: RunsOnAfterLapse as TwoCopies,
     a_strict_service_that_runs_again_unverified_is_found: RunsUnverified as TwoCopies,

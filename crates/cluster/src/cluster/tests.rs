@@ -71,7 +71,7 @@ impl Store for Faulty {
                 return self.store.swap(swap).await;
             }
             Some(Fault::After(request)) => {
-                others.change(&web(), &request).await.unwrap();
+                others.change(&web(), &request, Earlier::None).await.unwrap();
                 return self.store.swap(swap).await;
             }
             Some(Fault::AfterLease(node, request)) => {
@@ -80,7 +80,7 @@ impl Store for Faulty {
             }
             Some(Fault::Before(request)) => {
                 self.store.swap(swap).await.unwrap();
-                others.change(&web(), &request).await.unwrap();
+                others.change(&web(), &request, Earlier::None).await.unwrap();
             }
         }
         Err(SwapError::Unknown(silence()))
@@ -124,9 +124,9 @@ async fn a_change_is_made_once_whatever_becomes_of_its_swaps() {
         vec![Fault::Lost, Fault::Lost, Fault::Twice],
     ] {
         let cluster = faulty(faults);
-        let held = cluster.change(&web(), &claim("a", 10)).await.unwrap();
+        let held = cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
         assert_eq!((held.record.epoch, held.revision), (1, Revision(1)));
-        let again = cluster.change(&web(), &claim("a", 10)).await.unwrap();
+        let again = cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
         assert_eq!(again, held, "a repetition finds it done");
         assert_eq!(cluster.service(&web()).await.unwrap(), Some(held));
     }
@@ -135,7 +135,7 @@ async fn a_change_is_made_once_whatever_becomes_of_its_swaps() {
 #[tokio::test]
 async fn who_comes_second_is_refused_for_certain_even_without_an_answer() {
     for faults in [vec![Fault::After(claim("b", 20))], vec![Fault::Lost, Fault::After(claim("b", 20))]] {
-        let error = faulty(faults).change(&web(), &claim("a", 10)).await.unwrap_err();
+        let error = faulty(faults).change(&web(), &claim("a", 10), Earlier::None).await.unwrap_err();
         let owner: NodeName = "b".parse().unwrap();
         assert!(error.is_certain(), "{error}");
         assert!(
@@ -148,9 +148,9 @@ async fn who_comes_second_is_refused_for_certain_even_without_an_answer() {
 #[tokio::test]
 async fn what_others_may_have_followed_is_not_refused_for_certain() {
     let cluster = faulty([]);
-    cluster.change(&web(), &claim("a", 10)).await.unwrap();
+    cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
     cluster.store().swaps.lock().unwrap().push_back(Fault::Before(claim("b", 20)));
-    let error = cluster.change(&web(), &release("a", 1)).await.unwrap_err();
+    let error = cluster.change(&web(), &release("a", 1), Earlier::None).await.unwrap_err();
     assert!(matches!(&error, ChangeError::Superseded { .. }), "{error}");
     assert!(!error.is_certain());
 }
@@ -158,15 +158,72 @@ async fn what_others_may_have_followed_is_not_refused_for_certain() {
 #[tokio::test]
 async fn a_silent_store_leaves_the_outcome_unknown_only_when_a_swap_was_sent() {
     let cluster = faulty([Fault::NotSent]);
-    let error = cluster.change(&web(), &claim("a", 10)).await.unwrap_err();
+    let error = cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap_err();
     assert!(matches!(error, ChangeError::NotDone { .. }) && error.is_certain());
     *cluster.store().silent.lock().unwrap() = true;
-    let error = cluster.change(&web(), &claim("a", 10)).await.unwrap_err();
+    let error = cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap_err();
     assert!(matches!(error, ChangeError::NotDone { .. }) && error.is_certain());
 
     let endless = std::iter::repeat_with(|| Fault::Lost).take(ATTEMPTS);
-    let error = faulty(endless).change(&web(), &claim("a", 10)).await.unwrap_err();
+    let error = faulty(endless).change(&web(), &claim("a", 10), Earlier::None).await.unwrap_err();
     assert!(matches!(error, ChangeError::Unknown { .. }) && !error.is_certain());
+}
+
+#[tokio::test]
+async fn what_sends_nothing_leaves_an_earlier_call_without_an_answer_as_uncertain_as_it_was() {
+    let endless = || std::iter::repeat_with(|| Fault::Lost).take(ATTEMPTS);
+    let cluster = faulty(endless());
+    let first = cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap_err();
+    assert!(matches!(first, ChangeError::Unknown { .. }), "{first}");
+    // Neither the read nor the swap of the repetition reaches the store.
+    cluster.store().swaps.lock().unwrap().push_back(Fault::NotSent);
+    *cluster.store().silent.lock().unwrap() = true;
+    let again = cluster.change(&web(), &claim("a", 10), Earlier::Unknown).await.unwrap_err();
+    assert!(matches!(again, ChangeError::Unknown { .. }) && !again.is_certain(), "{again}");
+    *cluster.store().silent.lock().unwrap() = false;
+    cluster.store().swaps.lock().unwrap().extend(std::iter::repeat_with(|| Fault::NotSent).take(ATTEMPTS));
+    let again = cluster.change(&web(), &claim("a", 10), Earlier::Unknown).await.unwrap_err();
+    assert!(matches!(again, ChangeError::Unknown { .. }) && !again.is_certain(), "{again}");
+    // A record that cannot be read says nothing of it either.
+    let key = Key::service(&web());
+    let compare = Compare { key: key.clone(), revision: Revision::NONE };
+    let damage = Swap::new(vec![compare], vec![Write::Put(key, vec![0xff])]).unwrap();
+    cluster.store().store.swap(&damage).await.unwrap();
+    let again = cluster.change(&web(), &claim("a", 10), Earlier::Unknown).await.unwrap_err();
+    assert!(matches!(again, ChangeError::Unknown { .. }), "{again}");
+}
+
+#[tokio::test]
+async fn a_repetition_that_is_refused_is_certain_only_where_the_first_call_cannot_have_been_followed() {
+    let settings = Settings { fence: Fence::Strict, restart_from: RestartFrom::Image };
+    let [a, b, c] = ["a", "b", "c"].map(|name| name.parse::<NodeName>().unwrap());
+    let confirm = Request::Confirm { by: a.clone(), epoch: 1, id: Ulid(20) };
+    let hand_over = Request::HandOver { by: a.clone(), epoch: 1, to: b.clone(), id: Ulid(20) };
+    let mut observed = Observed::default();
+    let still: Vec<_> = [&a, &b]
+        .map(|node| {
+            observed.see(node, None, Revision::NONE, Duration::ZERO);
+            observed.stood_still(node, Duration::ZERO).unwrap()
+        })
+        .into();
+    let take_over = Request::TakeOver { by: c.clone(), epoch: 1, id: Ulid(30), still };
+    let claim = Request::Claim { by: a, service: Ulid(1), id: Ulid(10), settings };
+    // Another one began the epoch that the confirmation would have begun: it was not done.
+    let cluster = faulty([]);
+    for request in [&claim, &hand_over, &take_over] {
+        cluster.change(&web(), request, Earlier::None).await.unwrap();
+    }
+    let refused = cluster.change(&web(), &confirm, Earlier::Unknown).await.unwrap_err();
+    assert!(matches!(refused, ChangeError::Refused { .. }) && refused.is_certain(), "{refused}");
+    // A later epoch hides which one it was.
+    let next = Request::HandOver { by: c.clone(), epoch: 2, to: b, id: Ulid(40) };
+    for request in [&next, &Request::Confirm { by: c, epoch: 2, id: Ulid(40) }] {
+        cluster.change(&web(), request, Earlier::None).await.unwrap();
+    }
+    for (earlier, is_certain) in [(Earlier::None, true), (Earlier::Unknown, false)] {
+        let refused = cluster.change(&web(), &confirm, earlier).await.unwrap_err();
+        assert_eq!(refused.is_certain(), is_certain, "{refused}");
+    }
 }
 
 #[tokio::test]
@@ -175,7 +232,7 @@ async fn a_take_over_is_refused_when_the_lease_moves_at_the_last_moment() {
     let renew = || LeaseRequest::Renew { life };
     let cluster = faulty([]);
     cluster.lease(&owner, &LeaseRequest::Begin { life }).await.unwrap();
-    cluster.change(&web(), &claim("a", 10)).await.unwrap();
+    cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
     let take_over = async || {
         let (mut observed, seen) = (Observed::default(), cluster.node(&owner).await.unwrap().unwrap());
         observed.see(&owner, Some(seen.record), seen.revision, Duration::ZERO);
@@ -186,14 +243,14 @@ async fn a_take_over_is_refused_when_the_lease_moves_at_the_last_moment() {
         let request = take_over().await;
         let moves = Fault::AfterLease("a", renew());
         cluster.store().swaps.lock().unwrap().extend(before.into_iter().chain([moves]));
-        let error = cluster.change(&web(), &request).await.unwrap_err();
+        let error = cluster.change(&web(), &request, Earlier::None).await.unwrap_err();
         assert!(
             matches!(&error, ChangeError::Refused { refusal: Refusal::Alive(node), .. } if *node == owner),
             "{error}"
         );
     }
     let request = take_over().await;
-    let taken = cluster.change(&web(), &request).await.unwrap().record;
+    let taken = cluster.change(&web(), &request, Earlier::None).await.unwrap().record;
     assert_eq!((taken.owner.as_str(), taken.epoch, taken.state), ("b", 2, State::Owned));
 }
 
@@ -210,7 +267,7 @@ async fn a_lease_is_renewed_by_a_swap_of_its_own_call_not_by_what_a_look_finds()
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_named_and_does_not_hide_the_others() {
     let cluster = faulty([]);
-    cluster.change(&web(), &claim("a", 10)).await.unwrap();
+    cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
     let key = Key::service(&"bad".parse().unwrap());
     let compare = Compare { key: key.clone(), revision: Revision::NONE };
     let swap = Swap::new(vec![compare], vec![Write::Put(key.clone(), vec![0xff])]).unwrap();
@@ -218,6 +275,6 @@ async fn a_record_that_cannot_be_read_is_named_and_does_not_hide_the_others() {
     let list = cluster.services(None, 10).await.unwrap();
     let read: Vec<_> = list.listed.iter().map(|listed| (listed.key.name(), listed.record.is_ok())).collect();
     assert_eq!(read, [("bad", false), ("web", true)]);
-    let error = cluster.change(&"bad".parse().unwrap(), &release("a", 1)).await.unwrap_err();
+    let error = cluster.change(&"bad".parse().unwrap(), &release("a", 1), Earlier::None).await.unwrap_err();
     assert!(matches!(&error, ChangeError::Record(_)) && error.to_string().contains("service/bad"), "{error}");
 }

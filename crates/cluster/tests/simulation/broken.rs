@@ -42,6 +42,8 @@ pub(crate) enum Broken {
     SilenceIsRefusal,
     /// A source goes on when the commit has no answer.
     RollsBackOnSilence,
+    /// A source forgets that it has asked for the commit before, and rolls back when the store gets nothing the second time.
+    RollsBackOnNotDone,
     /// A strict service goes forward when the commit has no answer.
     StrictGoesForward,
     /// A strict service runs on when the lease lapses.
@@ -54,7 +56,7 @@ pub(crate) enum Broken {
 
 impl Broken {
     /// All of them.
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::NoCompare,
         Self::FirstKeyOnly,
         Self::LostWrite,
@@ -68,6 +70,7 @@ impl Broken {
         Self::EarlyTakeOver,
         Self::SilenceIsRefusal,
         Self::RollsBackOnSilence,
+        Self::RollsBackOnNotDone,
         Self::StrictGoesForward,
         Self::RunsOnAfterLapse,
         Self::RunsUnverified,

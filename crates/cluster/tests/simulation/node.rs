@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::{Either, select};
-use godwit_cluster::cluster::{ChangeError, Cluster, Held};
+use godwit_cluster::cluster::{ChangeError, Cluster, Earlier, Held};
 use godwit_cluster::history::{Answer, Asked};
 use godwit_cluster::lease::{Observed, OwnLease};
 use godwit_cluster::promise::{Promise, Settings, Silence};
@@ -173,17 +173,30 @@ impl Node {
         service: &ServiceName,
         request: Request,
     ) -> (usize, Since, Result<ServiceRecord, Change>) {
+        self.ask(service, request, Earlier::None).await
+    }
+
+    async fn ask(
+        &self,
+        service: &ServiceName,
+        request: Request,
+        earlier: Earlier,
+    ) -> (usize, Since, Result<ServiceRecord, Change>) {
         let (at, asked) = (self.world.now(), Asked::Change(request.clone()));
         let number = self.world.history(|history| history.ask(service, &self.name, asked, at));
         let since = self.since();
-        let result = self.cluster.change(service, &request).await;
+        let result = self.cluster.change(service, &request, earlier).await;
         let mut answer = answer(&result);
         if answer.is_none() && self.is(Broken::SilenceIsRefusal) {
             answer = Some(Answer::Refused);
         }
         let result = match (result, &answer) {
             (Ok(held), _) => Ok(held.record),
-            (Err(_), Some(Answer::Refused)) => Err(Change::Refused),
+            // The record has gone on: a look says how.
+            (Err(ChangeError::Superseded { .. }), _) | (Err(_), Some(Answer::Refused)) => {
+                Err(Change::Refused)
+            }
+            (Err(_), Some(Answer::NotDone)) => Err(Change::NotDone),
             (Err(_), _) => Err(Change::Silent),
         };
         if let Some(answer) = answer {
@@ -288,7 +301,8 @@ impl Node {
                 if settings.promise().commit == Silence::Wait && self.chance(40) {
                     self.withdraw(service, epoch, id).await;
                 } else {
-                    self.commit(service, epoch, settings, &to, id).await;
+                    // It may have asked before, and this life of the node does not know.
+                    self.commit(service, (epoch, settings), &to, id, Earlier::Unknown).await;
                 }
             }
             Some((epoch, _, Phase::Arrived { id })) => self.wait_for_commit(service, epoch, id).await,
@@ -380,7 +394,7 @@ impl Node {
         match self.change(service, Request::Release { by: self.name.clone(), epoch }).await.2 {
             Ok(_) => self.forget(service),
             Err(Change::Refused) => self.resolve(service, epoch, settings).await,
-            Err(Change::Silent) => {}
+            Err(Change::NotDone | Change::Silent) => {}
         }
     }
 
@@ -403,12 +417,17 @@ impl Node {
         self.world.say(&to, service, Message::Restore { id, epoch, settings, source: self.name.clone() });
         if self.is_restored(id, inbox).await {
             self.put(service, epoch, settings, Phase::Source { to: to.clone(), id, decided: true });
-            self.commit(service, epoch, settings, &to, id).await;
+            self.commit(service, (epoch, settings), &to, id, Earlier::None).await;
         } else {
-            self.put(service, epoch, settings, Phase::Owner);
-            self.run(service);
-            self.withdraw(service, epoch, id).await;
+            self.roll_back(service, epoch, settings, id).await;
         }
+    }
+
+    /// The commit was not asked for, and will not be: the service runs on here.
+    async fn roll_back(&self, service: &ServiceName, epoch: u64, settings: Settings, id: Ulid) {
+        self.put(service, epoch, settings, Phase::Owner);
+        self.run(service);
+        self.withdraw(service, epoch, id).await;
     }
 
     async fn is_restored(&self, id: Ulid, inbox: &mut UnboundedReceiver<Message>) -> bool {
@@ -423,9 +442,17 @@ impl Node {
     }
 
     /// The commit. On silence a default service goes forward by this journal, and a strict one stays frozen.
-    async fn commit(&self, service: &ServiceName, epoch: u64, settings: Settings, to: &NodeName, id: Ulid) {
+    async fn commit(
+        &self,
+        service: &ServiceName,
+        (epoch, settings): (u64, Settings),
+        to: &NodeName,
+        id: Ulid,
+        earlier: Earlier,
+    ) {
         let request = Request::Confirm { by: self.name.clone(), epoch, id };
-        let (number, _, confirmed) = self.change(service, request).await;
+        let earlier = if self.is(Broken::RollsBackOnNotDone) { Earlier::None } else { earlier };
+        let (number, _, confirmed) = self.ask(service, request, earlier).await;
         let mut forward = settings.promise().commit == Silence::GoOn;
         forward |= self.is(Broken::StrictGoesForward);
         match confirmed {
@@ -435,6 +462,7 @@ impl Node {
                 self.acted_on(service, number);
             }
             Err(Change::Refused) => self.resolve(service, epoch, settings).await,
+            Err(Change::NotDone) => self.roll_back(service, epoch, settings, id).await,
             Err(Change::Silent) if self.is(Broken::RollsBackOnSilence) => {
                 self.put(service, epoch, settings, Phase::Owner);
                 self.run(service);
@@ -453,7 +481,7 @@ impl Node {
         match self.change(service, request).await {
             (_, since, Ok(record)) => self.own(service, &record, since),
             (_, _, Err(Change::Refused)) => self.resolve(service, epoch, local.settings).await,
-            (_, _, Err(Change::Silent)) => {}
+            (_, _, Err(Change::NotDone | Change::Silent)) => {}
         }
     }
 
@@ -518,7 +546,7 @@ impl Node {
                 self.forget(service);
                 self.acted_on(service, number);
             }
-            (_, _, Err(Change::Silent)) => self.run(service),
+            (_, _, Err(Change::NotDone | Change::Silent)) => self.run(service),
         }
     }
 
@@ -545,6 +573,8 @@ impl Node {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Change {
     Refused,
+    /// It is certain that it is not done, since nothing of it has left the node.
+    NotDone,
     Silent,
 }
 
