@@ -9,7 +9,8 @@
 //!                         Left                        Owned(c, 2)
 //! ```
 //! The epoch rises with each owner. A request has an id of its own, or the epoch that it is about. So a request that is
-//! repeated finds itself done ([`Step::Already`]), and one of an earlier epoch is refused.
+//! repeated finds itself done ([`Step::Already`]), and one of an earlier epoch is refused. A withdrawal alone writes even
+//! then: the new revision makes void what is on its way of the hand-over.
 
 use godwit_names::NodeName;
 use ulid::Ulid;
@@ -43,7 +44,7 @@ pub enum Request {
         /// The move: made anew for each.
         id: Ulid,
     },
-    /// The owner ends the move before the commit, and still owns it.
+    /// The owner ends the move before the commit, and still owns it. Afterwards no hand-over that is on its way is done.
     Withdraw {
         /// The owner.
         by: NodeName,
@@ -284,7 +285,8 @@ fn withdraw(
         State::Moving { id: moving, .. } if *moving == id => {
             Ok(Step::Write(ServiceRecord { state: State::Owned, ..record.clone() }))
         }
-        State::Owned => Ok(Step::Already),
+        // Written again: a hand-over without an answer compares the present revision, and could be done later.
+        State::Owned => Ok(Step::Write(record.clone())),
         State::Moving { to, id } => Err(Refusal::Moving { to: to.clone(), id: *id }),
         State::Left => Err(left(record)),
     }

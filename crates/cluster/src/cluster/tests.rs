@@ -170,6 +170,22 @@ async fn a_silent_store_leaves_the_outcome_unknown_only_when_a_swap_was_sent() {
 }
 
 #[tokio::test]
+async fn a_hand_over_that_is_on_its_way_is_void_once_its_move_is_withdrawn() {
+    let cluster = faulty([]);
+    let owned = cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
+    let (by, to) = ("a".parse::<NodeName>().unwrap(), "b".parse().unwrap());
+    let hand_over = Request::HandOver { by: by.clone(), epoch: 1, to, id: Ulid(20) };
+    let Ok(Step::Write(moving)) = rules::service(Some(&owned.record), &hand_over) else { panic!() };
+    let compare = Compare { key: Key::service(&web()), revision: owned.revision };
+    let late = Swap::new(vec![compare.clone()], vec![Write::Put(compare.key, moving.encode())]).unwrap();
+    let withdraw = Request::Withdraw { by, epoch: 1, id: Ulid(20) };
+    let held = cluster.change(&web(), &withdraw, Earlier::None).await.unwrap();
+    assert!(matches!(cluster.store().store.swap(&late).await.unwrap(), Swapped::Differs(_)));
+    assert_eq!(held.record, owned.record);
+    assert_eq!(cluster.service(&web()).await.unwrap(), Some(held));
+}
+
+#[tokio::test]
 async fn what_sends_nothing_leaves_an_earlier_call_without_an_answer_as_uncertain_as_it_was() {
     let endless = || std::iter::repeat_with(|| Fault::Lost).take(ATTEMPTS);
     let cluster = faulty(endless());

@@ -46,7 +46,11 @@ fn after(requests: &[Request]) -> ServiceRecord {
         let Step::Write(next) = service(record.as_ref(), request).unwrap() else {
             panic!("{request:?} is done already");
         };
-        assert_eq!(service(Some(&next), request), Ok(Step::Already), "{request:?}");
+        let again = match request {
+            Request::Withdraw { .. } => Step::Write(next.clone()),
+            _ => Step::Already,
+        };
+        assert_eq!(service(Some(&next), request), Ok(again), "{request:?}");
         record = Some(next);
     }
     record.unwrap()

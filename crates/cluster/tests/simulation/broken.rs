@@ -109,7 +109,8 @@ fn withdraws_confirmed(
     if let (Request::Withdraw { by, epoch, id }, Some(record)) = (request, record)
         && record.begun == *id
     {
-        return Ok(Step::Write(ServiceRecord { owner: by.clone(), epoch: *epoch, ..record.clone() }));
+        let (owner, epoch) = (by.clone(), *epoch);
+        return Ok(Step::Write(ServiceRecord { owner, epoch, state: State::Owned, ..record.clone() }));
     }
     rules::service(record, request)
 }
