@@ -22,39 +22,54 @@ use crate::store::{Compare, Key, Revision};
 /// How long a node holds its own lease of this limit: what is left of it is for clocks of different rates.
 #[must_use]
 pub fn held_for(limit: Duration) -> Duration {
-    limit * 4 / 5
+    (limit / 5).saturating_mul(4)
 }
+
+/// A time in which this node held its lease without a gap. After a gap another term begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Term(u64);
 
 /// The lease of this node, by its own clock.
 #[derive(Debug, Clone, Copy)]
 pub struct OwnLease {
     limit: Duration,
     sent: Option<Duration>,
+    term: u64,
 }
 
 impl OwnLease {
     /// One that is not held yet.
     #[must_use]
     pub fn new(limit: Duration) -> Self {
-        Self { limit, sent: None }
+        Self { limit, sent: None, term: 0 }
     }
 
-    /// The store has made a renewal that was sent at this time: when the call began, not when it returned.
-    pub fn renewed(&mut self, sent: Duration) {
+    /// The store has made a renewal that was sent at this time: when the call began, not when it returned at `now`. If the
+    /// lease had lapsed before `now`, another term begins, even if nobody looked in the meantime.
+    pub fn renewed(&mut self, sent: Duration, now: Duration) {
+        if !self.holds(now) {
+            self.term = self.term.saturating_add(1);
+        }
         self.sent = self.sent.max(Some(sent));
     }
 
     /// When it lapses; none if it was never held.
     #[must_use]
     pub fn lapses(&self) -> Option<Duration> {
-        self.sent.map(|sent| sent + held_for(self.limit))
+        self.sent.map(|sent| sent.saturating_add(held_for(self.limit)))
     }
 
-    /// Whether no other node can have taken over yet. A service that was frozen because it lapsed may run again only when
-    /// its record was read *after* a renewal: another node may have taken over in the meantime.
+    /// Whether no other node can have taken over yet what this node was seen to own in the present term.
     #[must_use]
     pub fn holds(&self, now: Duration) -> bool {
         self.lapses().is_some_and(|lapses| now < lapses)
+    }
+
+    /// The present term, if the lease is held. A service whose copy must not outlive the lease runs in the term in which its
+    /// record was verified, and in no later one. It is verified for a term if the look at its record began and ended in it.
+    #[must_use]
+    pub fn term(&self, now: Duration) -> Option<Term> {
+        self.holds(now).then_some(Term(self.term))
     }
 }
 
@@ -201,10 +216,35 @@ mod tests {
     fn an_own_lease_is_held_from_when_its_renewal_was_sent_and_less_long_than_others_wait() {
         let mut own = OwnLease::new(LIMIT);
         assert!(!own.holds(at(0)));
-        own.renewed(at(100));
-        own.renewed(at(90));
+        own.renewed(at(100), at(101));
+        own.renewed(at(90), at(102));
         assert!(own.holds(at(107)), "an answer that comes late does not shorten it");
         assert!(!own.holds(at(108)));
         assert!(held_for(LIMIT) < LIMIT);
+    }
+
+    #[test]
+    fn a_lapse_that_nobody_noticed_begins_another_term() {
+        let mut own = OwnLease::new(LIMIT);
+        assert_eq!(own.term(at(0)), None);
+        own.renewed(at(100), at(101));
+        let first = own.term(at(101));
+        own.renewed(at(105), at(106));
+        assert_eq!(own.term(at(112)), first, "without a gap");
+        assert_eq!(own.term(at(113)), None);
+        // The node was suspended from 107 to 120: it has not seen that the lease was lapsed.
+        own.renewed(at(107), at(120));
+        assert_eq!(own.term(at(120)), None, "an answer that comes too late renews nothing");
+        own.renewed(at(120), at(121));
+        assert!(own.holds(at(121)) && own.term(at(121)) > first);
+    }
+
+    #[test]
+    fn a_limit_without_bounds_is_held_for_ever() {
+        let mut own = OwnLease::new(Duration::MAX);
+        own.renewed(at(1), at(2));
+        own.renewed(Duration::MAX, Duration::MAX);
+        assert_eq!(own.lapses(), Some(Duration::MAX));
+        assert_eq!(held_for(at(10)), at(8));
     }
 }

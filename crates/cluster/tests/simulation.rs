@@ -310,6 +310,7 @@ found! {
     a_strict_service_that_goes_forward_on_silence_is_found: StrictGoesForward as TwoCopies,
     a_strict_service_that_outlives_its_lease_is_found: RunsOnAfterLapse as TwoCopies,
     a_strict_service_that_runs_again_unverified_is_found: RunsUnverified as TwoCopies,
+    a_strict_service_that_starts_unverified_is_found: StartsUnverified as TwoCopies,
     a_lease_counted_from_its_answer_is_found: LeaseFromAnswer as TwoCopies,
 }
 

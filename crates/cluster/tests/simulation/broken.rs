@@ -50,13 +50,15 @@ pub(crate) enum Broken {
     RunsOnAfterLapse,
     /// A strict service runs again after a renewal, without a look at its record.
     RunsUnverified,
+    /// A strict service runs again after its node has started, without a look at its record.
+    StartsUnverified,
     /// A node counts its lease from the answer.
     LeaseFromAnswer,
 }
 
 impl Broken {
     /// All of them.
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::NoCompare,
         Self::FirstKeyOnly,
         Self::LostWrite,
@@ -74,6 +76,7 @@ impl Broken {
         Self::StrictGoesForward,
         Self::RunsOnAfterLapse,
         Self::RunsUnverified,
+        Self::StartsUnverified,
         Self::LeaseFromAnswer,
     ];
 }

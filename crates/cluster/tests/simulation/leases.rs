@@ -26,7 +26,8 @@ impl Node {
             let sent = self.clock();
             if self.lease(&LeaseRequest::Renew { life }).await.is_ok() {
                 let counted = if self.is(Broken::LeaseFromAnswer) { self.clock() } else { sent };
-                self.life.borrow_mut().lease.renewed(counted);
+                let now = self.clock();
+                self.life.borrow_mut().lease.renewed(counted, now);
             }
             self.sleep(LIMIT / 5).await;
         }
@@ -70,8 +71,6 @@ impl Node {
             disk.get(service).is_some_and(|local| local.settings.promise().lapse == Silence::Wait)
         };
         let mut life = self.life.borrow_mut();
-        life.lapses += 1;
-        life.verified.retain(|service| !waits(service));
         if self.is(Broken::RunsOnAfterLapse) {
             return;
         }

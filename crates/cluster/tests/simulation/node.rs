@@ -14,7 +14,7 @@ use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::{Either, select};
 use godwit_cluster::cluster::{ChangeError, Cluster, Earlier, Held};
 use godwit_cluster::history::{Answer, Asked};
-use godwit_cluster::lease::{Observed, OwnLease};
+use godwit_cluster::lease::{Observed, OwnLease, Term};
 use godwit_cluster::promise::{Promise, Settings, Silence};
 use godwit_cluster::record::{ServiceRecord, State};
 use godwit_cluster::rules::Request;
@@ -59,9 +59,8 @@ struct Life {
     lease: OwnLease,
     observed: Observed,
     running: BTreeSet<ServiceName>,
-    /// Services whose record was seen to be this node's: since the node started, and since the lease lapsed last.
-    verified: BTreeSet<ServiceName>,
-    lapses: u32,
+    /// Services whose record was seen to be this node's since the node started, and the term of the lease then.
+    verified: BTreeMap<ServiceName, Option<Term>>,
 }
 
 impl Life {
@@ -71,8 +70,7 @@ impl Life {
             lease: OwnLease::new(LIMIT),
             observed: Observed::default(),
             running: BTreeSet::new(),
-            verified: BTreeSet::new(),
-            lapses: 0,
+            verified: BTreeMap::new(),
         }
     }
 }
@@ -91,8 +89,8 @@ pub(crate) struct Node {
     life: RefCell<Life>,
 }
 
-/// When a question was asked: whether the lease was held then, and how often it had lapsed.
-type Since = Option<u32>;
+/// When a question was asked: the term of the lease, if it was held.
+type Since = Option<Term>;
 
 impl Node {
     /// A node that has not started yet.
@@ -154,8 +152,7 @@ impl Node {
     // The store.
 
     fn since(&self) -> Since {
-        let life = self.life.borrow();
-        life.lease.holds(self.clock()).then_some(life.lapses)
+        self.life.borrow().lease.term(self.clock())
     }
 
     async fn look(&self, service: &ServiceName) -> (usize, Since, Option<Option<ServiceRecord>>) {
@@ -215,7 +212,17 @@ impl Node {
         let needs_lease = promise.is_some_and(|promise| promise.lapse == Silence::Wait);
         let held = since.is_some() && self.since() == since;
         if held || !needs_lease {
-            self.life.borrow_mut().verified.insert(service.clone());
+            self.life.borrow_mut().verified.insert(service.clone(), since);
+        }
+    }
+
+    fn is_verified(&self, service: &ServiceName, promise: Promise) -> bool {
+        let found = self.life.borrow().verified.get(service).copied();
+        let in_term = |term: Since| term.is_some() && term == self.since();
+        match found {
+            _ if promise.lapse == Silence::GoOn => found.is_some(),
+            Some(term) => in_term(term) || self.is(Broken::RunsUnverified),
+            None => self.is(Broken::StartsUnverified),
         }
     }
 
@@ -244,9 +251,8 @@ impl Node {
     /// Runs the copy, if what was promised allows that now.
     fn run(&self, service: &ServiceName) {
         let Some(local) = self.local(service) else { return };
-        let Promise { lapse, start, .. } = local.settings.promise();
-        let verified = self.life.borrow().verified.contains(service);
-        let verified = verified || (self.is(Broken::RunsUnverified) && lapse == Silence::Wait);
+        let promise @ Promise { lapse, start, .. } = local.settings.promise();
+        let verified = self.is_verified(service, promise);
         let held = self.life.borrow().lease.holds(self.clock()) || self.is(Broken::RunsOnAfterLapse);
         let waits = (start == Silence::Wait && !verified) || (lapse == Silence::Wait && !held);
         // A strict service has no such phase, and it needs no lease in it.
@@ -519,7 +525,8 @@ impl Node {
                 if forward {
                     self.put(service, epoch + 1, settings, Phase::Forward { id });
                     // The source's word, as far as this life of the node.
-                    self.life.borrow_mut().verified.insert(service.clone());
+                    let since = self.since();
+                    self.life.borrow_mut().verified.insert(service.clone(), since);
                     self.confirm_forward(service, epoch + 1, id).await;
                 } else {
                     self.put(service, epoch + 1, settings, Phase::Owner);
