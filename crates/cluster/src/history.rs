@@ -1,8 +1,8 @@
 //! What nodes asked the store for and were answered, which copies ran, and whether that keeps the promises.
 //!
-//! Two things are checked. The answers about each record must be linearizable by a specification that is written apart from
-//! the rules ([`Services`], [`Leases`]). And no two copies of a service run at one instant, except as the service's
-//! settings allow.
+//! Three things are checked. The answers about each record must be linearizable by a specification that is written apart from
+//! the rules ([`crate::specification`]). No two copies of a service run at one instant, except as the service's settings
+//! allow. And no service is taken over from a node whose lease was renewed within its limit.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -12,191 +12,12 @@ use std::time::Duration;
 use godwit_names::{NodeName, ServiceName};
 use ulid::Ulid;
 
+use crate::lease::held_for;
 use crate::linear::{self, Specification, Timed};
 use crate::promise::{Copies, Settings};
-use crate::record::{NodeRecord, ServiceRecord, State};
+use crate::record::{NodeRecord, ServiceRecord};
 use crate::rules::{LeaseRequest, Request};
-
-/// What a client asked for.
-#[derive(Debug, Clone)]
-pub enum Asked<Q> {
-    /// A change.
-    Change(Q),
-    /// The record.
-    Look,
-}
-
-/// What it was answered.
-#[derive(Debug, Clone)]
-pub enum Answer<R> {
-    /// The change is done, or the look: what the record is.
-    Is(Option<R>),
-    /// It is certain that nothing is changed, since the record does not allow it.
-    Refused,
-    /// It is certain that nothing is changed, for another reason.
-    NotDone,
-}
-
-/// A question of a client with its answer, if there is one.
-#[derive(Debug, Clone)]
-pub struct Operation<Q, R> {
-    /// The client.
-    pub by: NodeName,
-    /// What it asked.
-    pub asked: Asked<Q>,
-    /// None: the outcome is unknown.
-    pub answer: Option<Answer<R>>,
-    /// When it asked, for people.
-    pub at: Duration,
-}
-
-/// Of a service.
-pub type ServiceOperation = Operation<Request, ServiceRecord>;
-
-/// Of a node.
-pub type LeaseOperation = Operation<LeaseRequest, NodeRecord>;
-
-/// What the records of services mean.
-#[derive(Debug)]
-pub struct Services;
-
-/// What a request makes of a record, if it is in order.
-fn effect(record: Option<&ServiceRecord>, request: &Request) -> Option<ServiceRecord> {
-    let owned_in = |by: &NodeName, epoch: u64, state: &State| {
-        record.filter(|record| record.owner == *by && record.epoch == epoch && record.state == *state)
-    };
-    match request {
-        Request::Claim { by, service, id, settings } => {
-            let epoch = match record {
-                None => 1,
-                Some(ServiceRecord { state: State::Left, epoch, .. }) => epoch + 1,
-                Some(_) => return None,
-            };
-            let (owner, state) = (by.clone(), State::Owned);
-            Some(ServiceRecord { id: *service, owner, epoch, begun: *id, state, settings: *settings })
-        }
-        Request::HandOver { by, epoch, to, id } => {
-            let state = State::Moving { to: to.clone(), id: *id };
-            owned_in(by, *epoch, &State::Owned).map(|record| ServiceRecord { state, ..record.clone() })
-        }
-        Request::Release { by, epoch } => owned_in(by, *epoch, &State::Owned)
-            .map(|record| ServiceRecord { state: State::Left, ..record.clone() }),
-        Request::Withdraw { by, epoch, id } => match record {
-            Some(ServiceRecord {
-                state: State::Moving { id: moving, .. }, owner, epoch: current, ..
-            }) if (moving, owner, current) == (id, by, epoch) => {
-                record.map(|record| ServiceRecord { state: State::Owned, ..record.clone() })
-            }
-            _ => None,
-        },
-        Request::Confirm { epoch, id, .. } => match &record?.state {
-            State::Moving { to, id: moving } if moving == id && record?.epoch == *epoch => {
-                next_epoch(record?, to, *id)
-            }
-            _ => None,
-        },
-        Request::TakeOver { by, epoch, id, .. } => {
-            let allowed = record?.epoch == *epoch
-                && record?.state != State::Left
-                && record?.settings.promise().taken_over;
-            if allowed { next_epoch(record?, by, *id) } else { None }
-        }
-    }
-}
-
-fn next_epoch(record: &ServiceRecord, owner: &NodeName, begun: Ulid) -> Option<ServiceRecord> {
-    let epoch = record.epoch + 1;
-    Some(ServiceRecord { owner: owner.clone(), epoch, begun, state: State::Owned, ..record.clone() })
-}
-
-/// Whether a record shows that a request was done before.
-fn shows(record: &ServiceRecord, request: &Request) -> bool {
-    match request {
-        Request::Claim { id, .. } | Request::Confirm { id, .. } | Request::TakeOver { id, .. } => {
-            record.begun == *id
-        }
-        Request::HandOver { id, .. } => {
-            matches!(&record.state, State::Moving { id: moving, .. } if moving == id)
-        }
-        Request::Withdraw { by, epoch, .. } => {
-            (&record.owner, record.epoch, &record.state) == (by, *epoch, &State::Owned)
-        }
-        Request::Release { by, epoch } => {
-            (&record.owner, record.epoch, &record.state) == (by, *epoch, &State::Left)
-        }
-    }
-}
-
-impl Specification for Services {
-    type State = Option<ServiceRecord>;
-    type Operation = ServiceOperation;
-
-    fn initial(&self) -> Self::State {
-        None
-    }
-
-    fn step(&self, state: &Self::State, operation: &Self::Operation, unknown: bool) -> Option<Self::State> {
-        let record = state.as_ref();
-        match (&operation.asked, &operation.answer) {
-            (Asked::Look, Some(Answer::Is(found))) => (found == state).then(|| state.clone()),
-            (Asked::Change(request), _) if unknown => effect(record, request).map(Some),
-            // What it found is a look of its own: a change without an answer is read back, and others may follow it before.
-            (Asked::Change(request), Some(Answer::Is(_))) => {
-                let shown = record.is_some_and(|record| shows(record, request));
-                if shown { Some(state.clone()) } else { effect(record, request).map(Some) }
-            }
-            // A take-over is refused for what another record has, too.
-            (Asked::Change(Request::TakeOver { .. }), Some(Answer::Refused)) => Some(state.clone()),
-            (Asked::Change(request), Some(Answer::Refused)) => {
-                let refused =
-                    record.is_none_or(|record| !shows(record, request)) && effect(record, request).is_none();
-                refused.then(|| state.clone())
-            }
-            // A look without an answer says nothing.
-            (_, Some(Answer::NotDone) | None) | (Asked::Look, _) => (!unknown).then(|| state.clone()),
-        }
-    }
-}
-
-/// What the records of nodes mean. A renewal without an answer can have raised the counter more than once, so a look that
-/// finds it higher is in order. What counts: it never falls, and only the present life is told that it renewed.
-#[derive(Debug)]
-pub struct Leases;
-
-impl Specification for Leases {
-    type State = Option<NodeRecord>;
-    type Operation = LeaseOperation;
-
-    fn initial(&self) -> Self::State {
-        None
-    }
-
-    fn step(&self, state: &Self::State, operation: &Self::Operation, unknown: bool) -> Option<Self::State> {
-        let counter = state.as_ref().map_or(0, |record| record.counter);
-        let is_present = |life: &Ulid| state.as_ref().is_some_and(|record| record.life == *life);
-        match (&operation.asked, &operation.answer) {
-            (Asked::Change(LeaseRequest::Begin { life }), _) if unknown => {
-                (!is_present(life)).then_some(Some(NodeRecord { life: *life, counter: counter + 1 }))
-            }
-            (_, _) if unknown => None,
-            (Asked::Look, Some(Answer::Is(None))) => state.is_none().then_some(None),
-            (Asked::Look, Some(Answer::Is(Some(found)))) => {
-                (is_present(&found.life) && found.counter >= counter).then(|| Some(found.clone()))
-            }
-            (Asked::Change(request), Some(Answer::Is(Some(found)))) => {
-                let (life, allowed) = match request {
-                    LeaseRequest::Begin { life } => (life, true),
-                    LeaseRequest::Renew { life } => (life, is_present(life) && found.counter > counter),
-                };
-                (allowed && found.life == *life && found.counter >= counter).then(|| Some(found.clone()))
-            }
-            (Asked::Change(LeaseRequest::Renew { life }), Some(Answer::Refused)) => {
-                (!is_present(life)).then(|| state.clone())
-            }
-            _ => Some(state.clone()),
-        }
-    }
-}
+use crate::specification::{Answer, Asked, LeaseOperation, Leases, Operation, ServiceOperation, Services};
 
 /// A copy of a service that ran.
 #[derive(Debug, Clone)]
@@ -218,23 +39,27 @@ impl fmt::Display for Run {
     }
 }
 
-/// A node has read a service's record, and has done what follows from it.
-#[derive(Debug)]
-struct Heard {
-    node: NodeName,
-    called: usize,
-    acted: usize,
+/// What is asked of nodes, in the time of the one who observes.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// From an answer that shows a node that it has lost a service, to the end of its copy.
+    pub acts: Duration,
+    /// From a renewal of a node's lease to its next question about each of its services.
+    pub looks: Duration,
+    /// The limit of leases.
+    pub limit: Duration,
 }
 
 /// All that happened, in one order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct History {
-    clock: usize,
+    bounds: Bounds,
+    /// When each thing happened; its place here is its number in the order.
+    times: Vec<Duration>,
     asked: usize,
     services: BTreeMap<ServiceName, Vec<Timed<ServiceOperation>>>,
     leases: BTreeMap<NodeName, Vec<Timed<LeaseOperation>>>,
     runs: BTreeMap<ServiceName, Vec<Run>>,
-    heard: BTreeMap<ServiceName, Vec<Heard>>,
 }
 
 /// What is not as it was promised.
@@ -256,6 +81,16 @@ pub enum Violation {
         /// The two, and what was asked and answered from the beginning of the first to that of the second.
         piece: Vec<String>,
     },
+    /// A service was taken over, although a node that might run it had renewed its lease.
+    #[error("service {service} was taken over from node {node}, which held its lease:\n{}", piece.join("\n"))]
+    TakenFromLiving {
+        /// The service.
+        service: ServiceName,
+        /// The node.
+        node: NodeName,
+        /// The renewal and the take-over.
+        piece: Vec<String>,
+    },
 }
 
 /// What was checked.
@@ -274,23 +109,41 @@ pub struct Checked {
 }
 
 impl History {
-    fn tick(&mut self) -> usize {
-        self.clock += 1;
-        self.clock
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            times: Vec::new(),
+            asked: 0,
+            services: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            runs: BTreeMap::new(),
+        }
+    }
+
+    fn tick(&mut self, at: Duration) -> usize {
+        self.times.push(at);
+        self.times.len() - 1
+    }
+
+    /// When it happened; what has not happened yet is later than all.
+    fn at(&self, tick: usize) -> Duration {
+        self.times.get(tick).copied().unwrap_or(Duration::MAX)
     }
 
     /// A node asks about a service. The number is for the answer.
     pub fn ask(&mut self, name: &ServiceName, by: &NodeName, asked: Asked<Request>, at: Duration) -> usize {
         self.asked += 1;
-        let (called, operation) = (self.tick(), Operation { by: by.clone(), asked, answer: None, at });
+        let (called, operation) = (self.tick(at), Operation { by: by.clone(), asked, answer: None, at });
         let operations = self.services.entry(name.clone()).or_default();
         operations.push(Timed { called, returned: None, operation });
         operations.len() - 1
     }
 
     /// It is answered; one whose outcome is unknown is not.
-    pub fn answer(&mut self, name: &ServiceName, number: usize, answer: Answer<ServiceRecord>) {
-        let at = self.tick();
+    pub fn answer(&mut self, name: &ServiceName, number: usize, answer: Answer<ServiceRecord>, at: Duration) {
+        let at = self.tick(at);
         let Some(operations) = self.services.get_mut(name) else { return };
         let Some(timed) = operations.get_mut(number) else { return };
         timed.returned = Some(at);
@@ -314,41 +167,31 @@ impl History {
         at: Duration,
     ) -> usize {
         self.asked += 1;
-        let (called, operation) = (self.tick(), Operation { by: by.clone(), asked, answer: None, at });
+        let (called, operation) = (self.tick(at), Operation { by: by.clone(), asked, answer: None, at });
         let operations = self.leases.entry(of.clone()).or_default();
         operations.push(Timed { called, returned: None, operation });
         operations.len() - 1
     }
 
     /// It is answered; one whose outcome is unknown is not.
-    pub fn answer_lease(&mut self, of: &NodeName, number: usize, answer: Answer<NodeRecord>) {
-        let at = self.tick();
+    pub fn answer_lease(&mut self, of: &NodeName, number: usize, answer: Answer<NodeRecord>, at: Duration) {
+        let at = self.tick(at);
         if let Some(timed) = self.leases.get_mut(of).and_then(|operations| operations.get_mut(number)) {
             timed.returned = Some(at);
             timed.operation.answer = Some(answer);
         }
     }
 
-    /// A node has done what follows from the answer of that number. It must come after [`Self::stops`], if that follows.
-    pub fn acted_on(&mut self, name: &ServiceName, number: usize) {
-        let acted = self.tick();
-        let timed = self.services.get(name).and_then(|operations| operations.get(number));
-        if let Some(timed) = timed {
-            let heard = Heard { node: timed.operation.by.clone(), called: timed.called, acted };
-            self.heard.entry(name.clone()).or_default().push(heard);
-        }
-    }
-
     /// A copy runs on a node from now on.
     pub fn runs(&mut self, name: &ServiceName, node: &NodeName, epoch: u64, since: Duration) {
-        let from = self.tick();
+        let from = self.tick(since);
         let run = Run { node: node.clone(), epoch, from, to: usize::MAX, since };
         self.runs.entry(name.clone()).or_default().push(run);
     }
 
     /// The copy on a node has stopped: frozen, removed, or lost with its node.
-    pub fn stops(&mut self, name: &ServiceName, node: &NodeName) {
-        let to = self.tick();
+    pub fn stops(&mut self, name: &ServiceName, node: &NodeName, at: Duration) {
+        let to = self.tick(at);
         let runs = self.runs.get_mut(name).into_iter().flatten();
         for run in runs.filter(|run| run.node == *node && run.to == usize::MAX) {
             run.to = to;
@@ -369,6 +212,7 @@ impl History {
             explained(&Services, format!("service {service}"), operations)?;
             let begun = Begun::of(operations);
             self.check_copies(service, &begun)?;
+            self.check_take_overs(service, operations, &begun)?;
             checked.unknown += operations.iter().filter(|timed| timed.returned.is_none()).count();
             checked.epochs += begun.epochs.len();
             checked.taken_over += begun.taken_over(0, u64::MAX);
@@ -395,11 +239,80 @@ impl History {
         let place = |run: &Run| (run.epoch, begun.is_owner(run));
         let (old, new) = if place(one) <= place(other) { (one, other) } else { (other, one) };
         let lost = if begun.is_owner(old) { old.epoch + 1 } else { old.epoch };
-        let (from, to) = (old.from.max(new.from), old.to.min(new.to));
-        let mut heard = self.heard.get(service).into_iter().flatten();
-        let has_heard = heard.any(|heard| heard.node == old.node && heard.called > from && heard.acted < to);
         let copies = begun.settings(new.epoch).map(|settings| settings.promise().copies);
-        copies == Some(Copies::OneInReach) && begun.taken_over(lost, new.epoch) > 0 && !has_heard
+        copies == Some(Copies::OneInReach)
+            && begun.taken_over(lost, lost) == 1
+            && self.at(old.to.min(new.to)) <= self.must_end(service, &old.node, lost)
+    }
+
+    /// When the copy of a node that lost the service at this epoch must have ended. The node reaches the store again when
+    /// it is answered a question that it asked after the epoch had begun. If that was a renewal of its lease, it must look
+    /// at the record soon; as long as that has no answer, it may run on.
+    fn must_end(&self, service: &ServiceName, node: &NodeName, lost: u64) -> Duration {
+        let operations = self.services.get(service).map_or(&[][..], Vec::as_slice);
+        let shown = operations.iter().filter_map(|timed| match &timed.operation.answer {
+            Some(Answer::Is(Some(record))) if record.epoch >= lost => timed.returned,
+            _ => None,
+        });
+        let Some(begun) = shown.min() else { return Duration::MAX };
+        let own: Vec<_> = operations.iter().filter(|timed| timed.operation.by == *node).collect();
+        let heard = own.iter().filter(|timed| timed.called > begun).filter_map(|timed| {
+            let says = matches!(timed.operation.answer, Some(Answer::Is(_) | Answer::Refused));
+            timed.returned.filter(|_| says).map(|at| self.at(at).saturating_add(self.bounds.acts))
+        });
+        let renewed =
+            self.renewals(node).filter(|(called, _)| *called > begun).filter_map(|(_, returned)| {
+                let until = self.at(returned).saturating_add(self.bounds.looks);
+                let looks = own.iter().any(|timed| timed.called > returned && self.at(timed.called) <= until);
+                (!looks).then_some(until)
+            });
+        heard.chain(renewed).min().unwrap_or(Duration::MAX)
+    }
+
+    /// When a node's renewals that were answered were called, and when they returned.
+    fn renewals(&self, node: &NodeName) -> impl Iterator<Item = (usize, usize)> {
+        self.leases.get(node).into_iter().flatten().filter_map(|timed| {
+            match (&timed.operation.asked, &timed.operation.answer) {
+                (Asked::Change(LeaseRequest::Renew { .. }), Some(Answer::Is(_))) => {
+                    timed.returned.map(|returned| (timed.called, returned))
+                }
+                _ => None,
+            }
+        })
+    }
+
+    /// A take-over compares other records than the service's, which no check of one record sees. So none of the nodes that
+    /// might run the service has renewed its lease for the time that it holds it, before the take-over was asked for.
+    fn check_take_overs(
+        &self,
+        service: &ServiceName,
+        operations: &[Timed<ServiceOperation>],
+        begun: &Begun,
+    ) -> Result<(), Violation> {
+        for (epoch, id, taken) in operations.iter().filter_map(|timed| match &timed.operation.asked {
+            Asked::Change(Request::TakeOver { epoch, id, .. }) => Some((*epoch, *id, timed)),
+            _ => None,
+        }) {
+            if !begun.epochs.values().any(|record| record.begun == id) {
+                continue;
+            }
+            let owner = begun.epochs.get(&epoch).map(|record| record.owner.clone());
+            let nodes = owner.into_iter().chain(destination(operations, epoch, taken));
+            for node in &nodes.filter(|node| *node != taken.operation.by).collect::<Vec<_>>() {
+                let mut renewals = self.renewals(node);
+                let held = renewals.find(|(called, returned)| {
+                    let lapses = self.at(*called).saturating_add(held_for(self.bounds.limit));
+                    *returned < taken.called && lapses > self.at(taken.called)
+                });
+                if let Some((called, returned)) = held {
+                    let renewal = format!("  {:?} ({called}..{returned}) {node} renewed", self.at(called));
+                    let piece = vec![renewal, line(taken)];
+                    let (service, node) = (service.clone(), node.clone());
+                    return Err(Violation::TakenFromLiving { service, node, piece });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn two_copies(&self, service: &ServiceName, earlier: &Run, later: &Run) -> Violation {
@@ -451,6 +364,29 @@ impl Begun {
         let within = self.epochs.values().filter(|record| (first..=last).contains(&record.epoch));
         within.filter(|record| self.take_overs.contains(&record.begun)).count()
     }
+}
+
+/// Where the service was certainly moving when it was taken over: the hand-over had been answered, and was not withdrawn.
+fn destination(
+    operations: &[Timed<ServiceOperation>],
+    of: u64,
+    taken: &Timed<ServiceOperation>,
+) -> Option<NodeName> {
+    let mut begins =
+        operations.iter().filter_map(|timed| match (&timed.operation.asked, &timed.operation.answer) {
+            (Asked::Change(Request::HandOver { epoch, to, id, .. }), Some(Answer::Is(_))) if *epoch == of => {
+                timed.returned.filter(|returned| *returned < taken.called).map(|_| (to, *id))
+            }
+            _ => None,
+        });
+    let is_withdrawn = |move_id: Ulid| {
+        operations.iter().any(|timed| {
+            let withdraws = matches!(&timed.operation.asked,
+                Asked::Change(Request::Withdraw { id, .. }) if *id == move_id);
+            withdraws && taken.returned.is_none_or(|returned| timed.called < returned)
+        })
+    };
+    begins.rfind(|(_, id)| !is_withdrawn(*id)).map(|(to, _)| to.clone())
 }
 
 fn explained<S, Q: fmt::Debug, R: fmt::Debug + Clone + Eq + Hash>(

@@ -9,7 +9,8 @@
 //!                      store (trait): get, range, swap, watch
 //!                        └── sqlite: one file
 //!
-//!  tests: history ──► linear     what was asked and answered, and whether one owner after another explains it
+//!  tests: history ──► specification ──► linear     what was asked and answered, and whether one owner after another
+//!                                                  explains it
 //! ```
 //! The promises:
 //!
@@ -32,6 +33,7 @@ pub mod linear;
 pub mod promise;
 pub mod record;
 pub mod rules;
+pub mod specification;
 pub mod sqlite;
 pub mod store;
 

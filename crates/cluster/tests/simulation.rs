@@ -33,8 +33,8 @@ use godwit_cluster::store::Store;
 use godwit_names::{NodeName, ServiceName};
 
 use crate::broken::{Breaking, Broken};
-use crate::node::{LIMIT, Node};
-use crate::world::World;
+use crate::node::Node;
+use crate::world::{LIMIT, World};
 
 /// How long things break.
 const STORM: Duration = Duration::from_secs(240);
@@ -302,6 +302,7 @@ found! {
     a_rule_that_confirms_any_move_is_found: ConfirmsAnyMove as Contradiction,
     a_rule_that_withdraws_a_confirmed_move_is_found: WithdrawsConfirmed as Contradiction,
     a_take_over_without_its_counter_is_found: NoCounter as TwoCopies,
+    a_take_over_that_ignores_the_destination_is_found: IgnoresDestination,
     a_lease_that_an_earlier_life_renews_is_found: StaleLife as Contradiction,
     a_take_over_before_the_limit_is_found: EarlyTakeOver as TwoCopies,
     silence_taken_for_a_refusal_is_found: SilenceIsRefusal,
@@ -311,6 +312,7 @@ found! {
     a_strict_service_that_outlives_its_lease_is_found: RunsOnAfterLapse as TwoCopies,
     a_strict_service_that_runs_again_unverified_is_found: RunsUnverified as TwoCopies,
     a_strict_service_that_starts_unverified_is_found: StartsUnverified as TwoCopies,
+    an_owner_that_runs_on_when_it_is_lost_is_found: RunsOnWhenLost as TwoCopies,
     a_lease_counted_from_its_answer_is_found: LeaseFromAnswer as TwoCopies,
 }
 

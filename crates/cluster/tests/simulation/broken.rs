@@ -34,6 +34,8 @@ pub(crate) enum Broken {
     WithdrawsConfirmed,
     /// A take-over has no proof of leases, so that its swap does not compare them.
     NoCounter,
+    /// A take-over during a move needs the source's lease alone to stand still.
+    IgnoresDestination,
     /// A rule lets an earlier life of a node renew its lease.
     StaleLife,
     /// A node takes over long before the limit.
@@ -52,13 +54,15 @@ pub(crate) enum Broken {
     RunsUnverified,
     /// A strict service runs again after its node has started, without a look at its record.
     StartsUnverified,
+    /// An owner runs on when it reads that another node has taken its service over.
+    RunsOnWhenLost,
     /// A node counts its lease from the answer.
     LeaseFromAnswer,
 }
 
 impl Broken {
     /// All of them.
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::NoCompare,
         Self::FirstKeyOnly,
         Self::LostWrite,
@@ -68,6 +72,7 @@ impl Broken {
         Self::ConfirmsAnyMove,
         Self::WithdrawsConfirmed,
         Self::NoCounter,
+        Self::IgnoresDestination,
         Self::StaleLife,
         Self::EarlyTakeOver,
         Self::SilenceIsRefusal,
@@ -77,6 +82,7 @@ impl Broken {
         Self::RunsOnAfterLapse,
         Self::RunsUnverified,
         Self::StartsUnverified,
+        Self::RunsOnWhenLost,
         Self::LeaseFromAnswer,
     ];
 }
@@ -86,6 +92,7 @@ pub(crate) fn broken_rules(broken: Option<Broken>) -> Rules {
     match broken {
         Some(Broken::ConfirmsAnyMove) => Rules { service: confirms_any_move, ..Rules::default() },
         Some(Broken::WithdrawsConfirmed) => Rules { service: withdraws_confirmed, ..Rules::default() },
+        Some(Broken::IgnoresDestination) => Rules { service: ignores_destination, ..Rules::default() },
         Some(Broken::NoCounter) => Rules { service: takes_over_without_proof, ..Rules::default() },
         Some(Broken::StaleLife) => Rules { lease: renews_any_life, ..Rules::default() },
         _ => Rules::default(),
@@ -129,6 +136,18 @@ fn takes_over_without_proof(
             Ok(Step::Write(record))
         }
         (answer, _, _) => answer,
+    }
+}
+
+fn ignores_destination(
+    record: Option<&ServiceRecord>,
+    request: &Request,
+) -> Result<Step<ServiceRecord>, Refusal> {
+    match (request, record.map(|record| (record, &record.state))) {
+        (Request::TakeOver { .. }, Some((record, State::Moving { .. }))) => {
+            rules::service(Some(&ServiceRecord { state: State::Owned, ..record.clone() }), request)
+        }
+        _ => rules::service(record, request),
     }
 }
 

@@ -4,16 +4,17 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use godwit_cluster::cluster::{ChangeError, Held};
-use godwit_cluster::history::{Answer, Asked};
 use godwit_cluster::promise::Silence;
 use godwit_cluster::record::NodeRecord;
 use godwit_cluster::rules::LeaseRequest;
+use godwit_cluster::specification::{Answer, Asked};
 use godwit_cluster::store::Revision;
 use godwit_names::ServiceName;
 use ulid::Ulid;
 
-use super::{LIMIT, Node, answer};
+use super::{Node, answer};
 use crate::broken::Broken;
+use crate::world::LIMIT;
 
 impl Node {
     /// Begins and renews the lease, for as long as the node lives.
@@ -46,7 +47,8 @@ impl Node {
         let number = world.history(|history| history.ask_lease(&self.name, &self.name, asked, at));
         let result = self.cluster.lease(&self.name, request).await;
         if let Some(answer) = answer(&result) {
-            world.history(|history| history.answer_lease(&self.name, number, answer));
+            let at = world.now();
+            world.history(|history| history.answer_lease(&self.name, number, answer, at));
         }
         result
     }
@@ -74,10 +76,11 @@ impl Node {
         if self.is(Broken::RunsOnAfterLapse) {
             return;
         }
+        let now = self.world.now();
         life.running.retain(|service| {
             let freezes = waits(service);
             if freezes {
-                self.world.history(|history| history.stops(service, &self.name));
+                self.world.history(|history| history.stops(service, &self.name, now));
             }
             !freezes
         });
@@ -93,15 +96,16 @@ impl Node {
                 self.others.iter().map(ask).collect()
             });
             let listed = self.cluster.nodes(None, 100).await;
-            let now = self.clock();
+            let (now, at) = (self.clock(), self.world.now());
             for (node, number) in self.others.iter().zip(numbers) {
                 let Ok(list) = &listed else {
-                    self.world.history(|history| history.answer_lease(node, number, Answer::NotDone));
+                    self.world.history(|history| history.answer_lease(node, number, Answer::NotDone, at));
                     continue;
                 };
                 let found = list.listed.iter().find(|listed| listed.key.name() == node.as_str());
                 let record = found.map(|listed| listed.record.clone().expect("a record of this version"));
-                self.world.history(|history| history.answer_lease(node, number, Answer::Is(record.clone())));
+                self.world
+                    .history(|history| history.answer_lease(node, number, Answer::Is(record.clone()), at));
                 let revision = found.map_or(Revision::NONE, |listed| listed.revision);
                 self.life.borrow_mut().observed.see(node, record, revision, now);
             }

@@ -25,8 +25,14 @@ impl Node {
         let to = self.others[self.world.random(|random| random.usize(..self.others.len()))].clone();
         let (by, id, epoch, settings) = (self.name.clone(), self.world.id(), record.epoch, record.settings);
         let begin = Request::HandOver { by, epoch, to: to.clone(), id };
-        if self.change(service, begin).await.2.is_err() {
-            return;
+        match self.change(service, begin).await.1 {
+            Ok(_) => {}
+            // It may not be the owner any more: it runs again when the store says that it is.
+            Err(Change::Refused) => {
+                self.stop(service);
+                return self.resolve(service, epoch, settings).await;
+            }
+            Err(Change::NotDone | Change::Silent) => return,
         }
         self.sleep(self.pause(10..3000)).await;
         self.stop(service);
@@ -69,14 +75,13 @@ impl Node {
     ) {
         let request = Request::Confirm { by: self.name.clone(), epoch, id };
         let earlier = if self.is(Broken::RollsBackOnNotDone) { Earlier::None } else { earlier };
-        let (number, _, confirmed) = self.ask(service, request, earlier).await;
+        let (_, confirmed) = self.ask(service, request, earlier).await;
         let mut forward = settings.promise().commit == Silence::GoOn;
         forward |= self.is(Broken::StrictGoesForward);
         match confirmed {
             Ok(_) => {
                 self.forget(service);
                 self.world.say(to, service, Message::Commit { id, forward: false });
-                self.acted_on(service, number);
             }
             Err(Change::Refused) => self.resolve(service, epoch, settings).await,
             Err(Change::NotDone) => self.roll_back(service, epoch, settings, id).await,
@@ -96,9 +101,9 @@ impl Node {
         let Some(local) = self.local(service) else { return };
         let request = Request::Withdraw { by: self.name.clone(), epoch, id };
         match self.change(service, request).await {
-            (_, since, Ok(record)) => self.own(service, &record, since),
-            (_, _, Err(Change::Refused)) => self.resolve(service, epoch, local.settings).await,
-            (_, _, Err(Change::NotDone | Change::Silent)) => {}
+            (since, Ok(record)) => self.own(service, &record, since),
+            (_, Err(Change::Refused)) => self.resolve(service, epoch, local.settings).await,
+            (_, Err(Change::NotDone | Change::Silent)) => {}
         }
     }
 
@@ -133,25 +138,23 @@ impl Node {
     pub(super) async fn confirm_forward(&self, service: &ServiceName, epoch: u64, id: Ulid) {
         let request = Request::Confirm { by: self.name.clone(), epoch: epoch - 1, id };
         match self.change(service, request).await {
-            (number, since, Ok(record)) => {
+            (since, Ok(record)) => {
                 if record.owner == self.name && record.epoch == epoch {
                     self.own(service, &record, since);
                 } else {
                     self.forget(service);
                 }
-                self.acted_on(service, number);
             }
-            (number, _, Err(Change::Refused)) => {
+            (_, Err(Change::Refused)) => {
                 self.forget(service);
-                self.acted_on(service, number);
             }
-            (_, _, Err(Change::NotDone | Change::Silent)) => self.run(service),
+            (_, Err(Change::NotDone | Change::Silent)) => self.run(service),
         }
     }
 
     /// The source's message may be lost: the store has what became of the move.
     pub(super) async fn wait_for_commit(&self, service: &ServiceName, epoch: u64, id: Ulid) {
-        let (_, since, found) = self.look(service).await;
+        let (since, found) = self.look(service).await;
         let Some(found) = found else { return };
         match found {
             Some(record) if record.begun == id && record.owner == self.name => {

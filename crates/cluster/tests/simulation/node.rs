@@ -14,19 +14,16 @@ use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::{Either, select};
 use godwit_cluster::cluster::{ChangeError, Cluster, Earlier, Held};
-use godwit_cluster::history::{Answer, Asked};
 use godwit_cluster::lease::{Observed, OwnLease, Term};
 use godwit_cluster::promise::{Promise, Settings, Silence};
 use godwit_cluster::record::{ServiceRecord, State};
 use godwit_cluster::rules::Request;
+use godwit_cluster::specification::{Answer, Asked};
 use godwit_names::{NodeName, ServiceName};
 use ulid::Ulid;
 
 use crate::broken::{Broken, broken_rules};
-use crate::world::{Link, Message, World};
-
-/// The limit of a lease.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+use crate::world::{LIMIT, Link, Message, World};
 
 /// How fast clocks go: slow ones hold a lease for longest, and quick ones wait least. The lease allows for a fifth.
 const RATES: [f64; 3] = [0.91, 1.0, 1.09];
@@ -140,8 +137,9 @@ impl Node {
 
     /// The machine loses all but its disk.
     pub(crate) fn crash(&self) {
+        let now = self.world.now();
         for service in std::mem::take(&mut self.life.borrow_mut().running) {
-            self.world.history(|history| history.stops(&service, &self.name));
+            self.world.history(|history| history.stops(&service, &self.name, now));
         }
     }
 
@@ -156,21 +154,22 @@ impl Node {
         self.life.borrow().lease.term(self.clock())
     }
 
-    async fn look(&self, service: &ServiceName) -> (usize, Since, Option<Option<ServiceRecord>>) {
+    async fn look(&self, service: &ServiceName) -> (Since, Option<Option<ServiceRecord>>) {
         let at = self.world.now();
         let number = self.world.history(|history| history.ask(service, &self.name, Asked::Look, at));
         let since = self.since();
         let found = self.cluster.service(service).await.ok().map(|held| held.map(|held| held.record));
         let answer = found.clone().map_or(Answer::NotDone, Answer::Is);
-        self.world.history(|history| history.answer(service, number, answer));
-        (number, since, found)
+        let at = self.world.now();
+        self.world.history(|history| history.answer(service, number, answer, at));
+        (since, found)
     }
 
     async fn change(
         &self,
         service: &ServiceName,
         request: Request,
-    ) -> (usize, Since, Result<ServiceRecord, Change>) {
+    ) -> (Since, Result<ServiceRecord, Change>) {
         self.ask(service, request, Earlier::None).await
     }
 
@@ -179,7 +178,7 @@ impl Node {
         service: &ServiceName,
         request: Request,
         earlier: Earlier,
-    ) -> (usize, Since, Result<ServiceRecord, Change>) {
+    ) -> (Since, Result<ServiceRecord, Change>) {
         let (at, asked) = (self.world.now(), Asked::Change(request.clone()));
         let number = self.world.history(|history| history.ask(service, &self.name, asked, at));
         let since = self.since();
@@ -198,13 +197,10 @@ impl Node {
             (Err(_), _) => Err(Change::Silent),
         };
         if let Some(answer) = answer {
-            self.world.history(|history| history.answer(service, number, answer));
+            let at = self.world.now();
+            self.world.history(|history| history.answer(service, number, answer, at));
         }
-        (number, since, result)
-    }
-
-    fn acted_on(&self, service: &ServiceName, number: usize) {
-        self.world.history(|history| history.acted_on(service, number));
+        (since, result)
     }
 
     /// The store has shown that the service is this node's. Without a lease at both ends that says nothing about now.
@@ -244,8 +240,9 @@ impl Node {
     }
 
     fn stop(&self, service: &ServiceName) {
+        let now = self.world.now();
         if self.life.borrow_mut().running.remove(service) {
-            self.world.history(|history| history.stops(service, &self.name));
+            self.world.history(|history| history.stops(service, &self.name, now));
         }
     }
 
@@ -321,7 +318,7 @@ impl Node {
         if self.chance(30) {
             return;
         }
-        let (_, since, found) = self.look(service).await;
+        let (since, found) = self.look(service).await;
         let free = match &found {
             Some(None) => true,
             Some(Some(record)) => record.state == State::Left,
@@ -330,7 +327,7 @@ impl Node {
         if free {
             let (by, id) = (self.name.clone(), self.world.id());
             let request = Request::Claim { by, service: self.world.id(), id, settings };
-            let (_, since, claimed) = self.change(service, request).await;
+            let (since, claimed) = self.change(service, request).await;
             if let Ok(record) = claimed {
                 self.own_if_ours(service, &record, since);
             }
@@ -353,7 +350,9 @@ impl Node {
         }
         let limit = if self.is(Broken::EarlyTakeOver) { LIMIT / 8 } else { LIMIT };
         let mut nodes = vec![&record.owner];
-        if let State::Moving { to, .. } = &record.state {
+        if let State::Moving { to, .. } = &record.state
+            && !self.is(Broken::IgnoresDestination)
+        {
             nodes.extend(Some(to).filter(|to| **to != self.name));
         }
         let stood = |node: &&NodeName| self.life.borrow().observed.stood_still(node, limit);
@@ -363,20 +362,19 @@ impl Node {
         }
         let (by, id) = (self.name.clone(), self.world.id());
         let request = Request::TakeOver { by, epoch: record.epoch, id, still };
-        if let (_, since, Ok(record)) = self.change(service, request).await {
+        if let (since, Ok(record)) = self.change(service, request).await {
             self.own_if_ours(service, &record, since);
         }
     }
 
     async fn own_it(&self, service: &ServiceName, epoch: u64, inbox: &mut UnboundedReceiver<Message>) {
         self.run(service);
-        let (number, since, found) = self.look(service).await;
+        let (since, found) = self.look(service).await;
         let Some(found) = found else { return };
         match found {
             Some(record) if record.owner == self.name && record.epoch == epoch => match record.state {
                 State::Owned => {
                     self.own(service, &record, since);
-                    self.acted_on(service, number);
                     match self.world.random(|random| random.u32(..100)) {
                         _ if self.world.is_calm() => {}
                         0..30 => self.move_it(service, &record, inbox).await,
@@ -387,10 +385,8 @@ impl Node {
                 State::Moving { id, .. } => self.withdraw(service, epoch, id).await,
                 State::Left => self.forget(service),
             },
-            _ => {
-                self.forget(service);
-                self.acted_on(service, number);
-            }
+            _ if self.is(Broken::RunsOnWhenLost) => {}
+            _ => self.forget(service),
         }
     }
 
@@ -398,7 +394,7 @@ impl Node {
     async fn release(&self, service: &ServiceName, epoch: u64, settings: Settings) {
         self.stop(service);
         self.put(service, epoch, settings, Phase::Releasing);
-        match self.change(service, Request::Release { by: self.name.clone(), epoch }).await.2 {
+        match self.change(service, Request::Release { by: self.name.clone(), epoch }).await.1 {
             Ok(_) => self.forget(service),
             Err(Change::Refused) => self.resolve(service, epoch, settings).await,
             Err(Change::NotDone | Change::Silent) => {}
@@ -407,9 +403,9 @@ impl Node {
 
     /// What has become of a service that the store does not know as this node does.
     async fn resolve(&self, service: &ServiceName, epoch: u64, settings: Settings) {
-        let (number, since, found) = self.look(service).await;
+        let (since, found) = self.look(service).await;
         match found {
-            None => return,
+            None => {},
             Some(Some(record)) if record.owner == self.name && record.epoch == epoch => {
                 let releasing = self.local(service).is_some_and(|local| local.phase == Phase::Releasing);
                 if record.state == State::Owned {
@@ -421,7 +417,6 @@ impl Node {
             }
             Some(_) => self.forget(service),
         }
-        self.acted_on(service, number);
     }
 }
 

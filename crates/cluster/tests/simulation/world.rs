@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use futures::FutureExt;
 use futures::channel::{mpsc, oneshot};
 use futures::future::{Either, select};
-use godwit_cluster::history::History;
+use godwit_cluster::history::{Bounds, History};
 use godwit_cluster::promise::Settings;
 use godwit_cluster::store::{
     Cause, Entry, Folder, Key, Page, ReadError, Revision, Store, Swap, SwapError, Swapped, Watch, WatchError,
@@ -21,6 +21,12 @@ use ulid::Ulid;
 
 /// How long a node waits for the store, and for another node.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The limit of a lease.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// A node does at once what follows from an answer, and looks at each service more often than its lease lapses.
+const BOUNDS: Bounds = Bounds { acts: Duration::ZERO, looks: LIMIT, limit: LIMIT };
 
 /// What nodes say to each other about a service.
 #[derive(Debug, Clone)]
@@ -110,7 +116,7 @@ impl World {
             slow: BTreeSet::new(),
             calm: false,
             inboxes: BTreeMap::new(),
-            history: History::default(),
+            history: History::new(BOUNDS),
         };
         Self { inner: Arc::new(Mutex::new(inner)), opens: std::rc::Rc::new(opens) }
     }
