@@ -7,7 +7,7 @@
 //!   │ runs until t + 4/5 limit   │ ◄── 7
 //!   ╳ freezes                    │ ◄── 7      seen for the limit: take over, if the record is still that of 7
 //! ```
-//! No clock of one node is compared with that of another: each measures a time of its own, and the store has a number. What
+//! The clock is [`BootTime`]. No clock of one node is compared with that of another: each measures a time of its own, and the store has a number. What
 //! is assumed is that clocks do not run at rates that differ by a fifth; those of computers differ by a few parts in ten
 //! thousand. A node counts from when it *sent* the renewal. The other sees the number after that, so its wait ends later.
 
@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use godwit_names::NodeName;
 
+use crate::clock::BootTime;
 use crate::record::NodeRecord;
 use crate::store::{Compare, Key, Revision};
 
@@ -33,7 +34,7 @@ pub struct Term(u64);
 #[derive(Debug, Clone, Copy)]
 pub struct OwnLease {
     limit: Duration,
-    sent: Option<Duration>,
+    sent: Option<BootTime>,
     term: u64,
 }
 
@@ -46,7 +47,7 @@ impl OwnLease {
 
     /// The store has made a renewal that was sent at this time: when the call began, not when it returned at `now`. If the
     /// lease had lapsed before `now`, another term begins, even if nobody looked in the meantime.
-    pub fn renewed(&mut self, sent: Duration, now: Duration) {
+    pub fn renewed(&mut self, sent: BootTime, now: BootTime) {
         if !self.holds(now) {
             self.term = self.term.saturating_add(1);
         }
@@ -55,20 +56,20 @@ impl OwnLease {
 
     /// When it lapses; none if it was never held.
     #[must_use]
-    pub fn lapses(&self) -> Option<Duration> {
-        self.sent.map(|sent| sent.saturating_add(held_for(self.limit)))
+    pub fn lapses(&self) -> Option<BootTime> {
+        self.sent.map(|sent| sent.after(held_for(self.limit)))
     }
 
     /// Whether no other node can have taken over yet what this node was seen to own in the present term.
     #[must_use]
-    pub fn holds(&self, now: Duration) -> bool {
+    pub fn holds(&self, now: BootTime) -> bool {
         self.lapses().is_some_and(|lapses| now < lapses)
     }
 
     /// The present term, if the lease is held. A service whose copy must not outlive the lease runs in the term in which its
     /// record was verified, and in no later one. It is verified for a term if the look at its record began and ended in it.
     #[must_use]
-    pub fn term(&self, now: Duration) -> Option<Term> {
+    pub fn term(&self, now: BootTime) -> Option<Term> {
         self.holds(now).then_some(Term(self.term))
     }
 }
@@ -91,8 +92,8 @@ pub enum Sight {
 struct Seen {
     record: Option<NodeRecord>,
     revision: Revision,
-    since: Duration,
-    until: Duration,
+    since: BootTime,
+    until: BootTime,
 }
 
 /// Proof that a node's lease has stood still for its limit, and what the swap of a take-over compares. Only
@@ -131,7 +132,7 @@ impl Observed {
         node: &NodeName,
         record: Option<NodeRecord>,
         revision: Revision,
-        now: Duration,
+        now: BootTime,
     ) -> Sight {
         let Some(seen) = self.0.get_mut(node) else {
             self.0.insert(node.clone(), Seen { record, revision, since: now, until: now });
@@ -139,7 +140,7 @@ impl Observed {
         };
         if seen.revision == revision {
             seen.until = seen.until.max(now);
-            return Sight::Still(seen.until.saturating_sub(seen.since));
+            return Sight::Still(seen.until.since(seen.since));
         }
         let backwards = matches!((&seen.record, &record), (Some(before), Some(after))
             if before.life == after.life && after.counter <= before.counter);
@@ -151,8 +152,7 @@ impl Observed {
     #[must_use]
     pub fn stood_still(&self, node: &NodeName, limit: Duration) -> Option<Still> {
         let seen = self.0.get(node)?;
-        (seen.until.saturating_sub(seen.since) >= limit)
-            .then(|| Still { node: node.clone(), revision: seen.revision })
+        (seen.until.since(seen.since) >= limit).then(|| Still { node: node.clone(), revision: seen.revision })
     }
 
     /// Forgets nodes that are not in the cluster any more.
@@ -170,8 +170,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    fn at(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
+    fn at(seconds: u64) -> BootTime {
+        BootTime::since_boot(Duration::from_secs(seconds))
     }
 
     fn lease(life: u128, counter: u64) -> Option<NodeRecord> {
@@ -184,7 +184,10 @@ mod tests {
         assert_eq!(observed.stood_still(&node, Duration::ZERO), None, "nobody has looked");
         assert_eq!(observed.see(&node, lease(1, 5), Revision(9), at(100)), Sight::First);
         assert_eq!(observed.see(&node, lease(1, 6), Revision(10), at(109)), Sight::Moved);
-        assert_eq!(observed.see(&node, lease(1, 6), Revision(10), at(118)), Sight::Still(at(9)));
+        assert_eq!(
+            observed.see(&node, lease(1, 6), Revision(10), at(118)),
+            Sight::Still(Duration::from_secs(9))
+        );
         assert_eq!(observed.stood_still(&node, LIMIT), None);
         assert_eq!(observed.see(&node, lease(1, 6), Revision(10), at(119)), Sight::Still(LIMIT));
         let still = observed.stood_still(&node, LIMIT).unwrap();
@@ -199,8 +202,11 @@ mod tests {
         observed.see(&node, None, Revision::NONE, at(0));
         observed.see(&node, None, Revision::NONE, at(3));
         // The clock goes on, but nobody has looked since.
-        assert_eq!(observed.stood_still(&node, at(4)), None);
-        assert_eq!(observed.stood_still(&node, at(3)).unwrap().compare().revision, Revision::NONE);
+        assert_eq!(observed.stood_still(&node, Duration::from_secs(4)), None);
+        assert_eq!(
+            observed.stood_still(&node, Duration::from_secs(3)).unwrap().compare().revision,
+            Revision::NONE
+        );
     }
 
     #[test]
@@ -243,8 +249,9 @@ mod tests {
     fn a_limit_without_bounds_is_held_for_ever() {
         let mut own = OwnLease::new(Duration::MAX);
         own.renewed(at(1), at(2));
-        own.renewed(Duration::MAX, Duration::MAX);
-        assert_eq!(own.lapses(), Some(Duration::MAX));
-        assert_eq!(held_for(at(10)), at(8));
+        let last = BootTime::since_boot(Duration::MAX);
+        own.renewed(last, last);
+        assert_eq!(own.lapses(), Some(last));
+        assert_eq!(held_for(LIMIT), Duration::from_secs(8));
     }
 }

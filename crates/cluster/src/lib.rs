@@ -4,6 +4,7 @@
 //!  godwitd ── asks ──► cluster   reads, asks a rule, swaps; reads back what has no answer
 //!                        │ ├──► rules     which record may follow which; promise: what the settings promise
 //!                        │ └──► lease     counters that stand still, by one clock
+//!                        │         ├──► clock    goes on while the machine is suspended
 //!                        │         └──► record   what the store has, as bytes
 //!                        ▼
 //!                      store (trait): get, range, swap, watch
@@ -26,6 +27,7 @@
 //! `tests/simulation.rs` runs nodes that crash, lose messages and have clocks of different rates, and checks their
 //! histories.
 
+pub mod clock;
 pub mod cluster;
 pub mod history;
 pub mod lease;

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use ulid::Ulid;
 
 use super::*;
+use crate::clock::BootTime;
 use crate::lease::Observed;
 use crate::promise::{Fence, RestartFrom, Settings};
 use crate::record::State;
@@ -218,7 +219,7 @@ async fn a_repetition_that_is_refused_is_certain_only_where_the_first_call_canno
     let mut observed = Observed::default();
     let still: Vec<_> = [&a, &b]
         .map(|node| {
-            observed.see(node, None, Revision::NONE, Duration::ZERO);
+            observed.see(node, None, Revision::NONE, BootTime::since_boot(Duration::ZERO));
             observed.stood_still(node, Duration::ZERO).unwrap()
         })
         .into();
@@ -251,7 +252,7 @@ async fn a_take_over_is_refused_when_the_lease_moves_at_the_last_moment() {
     cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
     let take_over = async || {
         let (mut observed, seen) = (Observed::default(), cluster.node(&owner).await.unwrap().unwrap());
-        observed.see(&owner, Some(seen.record), seen.revision, Duration::ZERO);
+        observed.see(&owner, Some(seen.record), seen.revision, BootTime::since_boot(Duration::ZERO));
         let still = observed.stood_still(&owner, Duration::ZERO).into_iter().collect();
         Request::TakeOver { by: "b".parse().unwrap(), epoch: 1, id: Ulid(30), still }
     };

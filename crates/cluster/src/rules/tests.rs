@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::clock::BootTime;
 use crate::lease::Observed;
 use crate::promise::{Fence, RestartFrom};
 use crate::store::Revision;
@@ -33,7 +34,7 @@ fn withdraw_by(name: &str, id: u128) -> Request {
 fn take_over_by(name: &str, still: &[&str]) -> Request {
     let mut observed = Observed::default();
     let still = still.iter().map(|name| {
-        observed.see(&node(name), None, Revision::NONE, Duration::ZERO);
+        observed.see(&node(name), None, Revision::NONE, BootTime::since_boot(Duration::ZERO));
         observed.stood_still(&node(name), Duration::ZERO).unwrap()
     });
     Request::TakeOver { by: node(name), epoch: 1, id: Ulid(90), still: still.collect() }

@@ -58,7 +58,7 @@ impl Node {
         loop {
             let (now, lapses) = (self.clock(), self.life.borrow().lease.lapses());
             match lapses {
-                Some(at) if now < at => self.sleep(at - now).await,
+                Some(at) if now < at => self.sleep(at.since(now)).await,
                 _ => {
                     self.lapse();
                     self.sleep(Duration::from_millis(100)).await;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::{Either, select};
+use godwit_cluster::clock::BootTime;
 use godwit_cluster::cluster::{ChangeError, Cluster, Earlier, Held};
 use godwit_cluster::lease::{Observed, OwnLease, Term};
 use godwit_cluster::promise::{Promise, Settings, Silence};
@@ -109,8 +110,8 @@ impl Node {
         self.broken == Some(broken)
     }
 
-    fn clock(&self) -> Duration {
-        self.world.now().mul_f64(self.rate)
+    fn clock(&self) -> BootTime {
+        BootTime::since_boot(self.world.now().mul_f64(self.rate))
     }
 
     async fn sleep(&self, time: Duration) {
@@ -405,7 +406,7 @@ impl Node {
     async fn resolve(&self, service: &ServiceName, epoch: u64, settings: Settings) {
         let (since, found) = self.look(service).await;
         match found {
-            None => {},
+            None => {}
             Some(Some(record)) if record.owner == self.name && record.epoch == epoch => {
                 let releasing = self.local(service).is_some_and(|local| local.phase == Phase::Releasing);
                 if record.state == State::Owned {
