@@ -27,11 +27,7 @@ impl Node {
         let begin = Request::HandOver { by, epoch, to: to.clone(), id };
         match self.change(service, begin).await.1 {
             Ok(_) => {}
-            // It may not be the owner any more: it runs again when the store says that it is.
-            Err(Change::Refused) => {
-                self.stop(service);
-                return self.resolve(service, epoch, settings).await;
-            }
+            Err(Change::Refused) => return self.resolve(service, epoch, settings).await,
             Err(Change::NotDone | Change::Silent) => return,
         }
         self.sleep(self.pause(10..3000)).await;

@@ -402,8 +402,10 @@ impl Node {
         }
     }
 
-    /// What has become of a service that the store does not know as this node does.
+    /// What has become of a service that the store does not know as this node does. It does not run until that is known.
     async fn resolve(&self, service: &ServiceName, epoch: u64, settings: Settings) {
+        self.stop(service);
+        self.life.borrow_mut().verified.remove(service);
         let (since, found) = self.look(service).await;
         match found {
             None => {}
