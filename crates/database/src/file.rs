@@ -16,13 +16,26 @@ pub fn own(path: &Path) -> std::io::Result<()> {
     file.set_permissions(Permissions::from_mode(0o600))
 }
 
-/// From now on what the connection has committed is on the disk, and readers do not hold up the writer.
+/// From now on what the connection reads and commits is on the disk, and readers do not hold up the writer.
+///
+/// An earlier life of the daemon may have ended between the write of a commit and its `fsync`. Then the log is whole in the
+/// system's memory, and this connection reads the commit, but a power failure would still undo it. So all of the log goes
+/// into the file first.
 ///
 /// # Errors
-/// SQLite's answer.
+/// SQLite's answer, or another program reads the file.
 pub fn make_durable(database: &Connection) -> Result<(), rusqlite::Error> {
     database.pragma_update(None, "journal_mode", "WAL")?;
-    database.pragma_update(None, "synchronous", "FULL")
+    database.pragma_update(None, "synchronous", "FULL")?;
+    let busy: bool = database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
+    if busy {
+        let file = database.path().unwrap_or_default();
+        return Err(rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY),
+            Some(format!("another program reads {file}; end it")),
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -55,5 +68,45 @@ mod tests {
         let mode: String = database.query_row("PRAGMA journal_mode", [], |row| row.get(0)).unwrap();
         let full: u8 = database.query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap();
         assert_eq!((mode.as_str(), full), ("wal", 2));
+    }
+
+    #[test]
+    fn what_an_earlier_life_left_in_the_log_is_in_the_file_before_it_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("some.db");
+        let earlier = Connection::open(&path).unwrap();
+        make_durable(&earlier).unwrap();
+        earlier.execute_batch("CREATE TABLE t (a INTEGER) STRICT; INSERT INTO t VALUES (7)").unwrap();
+        // What a process leaves that is killed: a connection that is closed writes its log back.
+        let left = directory.path().join("left.db");
+        let log = |path: &Path| path.with_extension("db-wal");
+        std::fs::copy(&path, &left).unwrap();
+        std::fs::copy(log(&path), log(&left)).unwrap();
+        assert!(log(&left).metadata().unwrap().len() > 0);
+        let next = Connection::open(&left).unwrap();
+        make_durable(&next).unwrap();
+        assert_eq!(log(&left).metadata().unwrap().len(), 0);
+        // The file alone has it.
+        let alone = directory.path().join("alone.db");
+        std::fs::copy(&left, &alone).unwrap();
+        let alone = Connection::open(&alone).unwrap();
+        let found: i64 = alone.query_row("SELECT a FROM t", [], |row| row.get(0)).unwrap();
+        assert_eq!(found, 7);
+    }
+
+    #[test]
+    fn a_file_that_another_program_reads_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("some.db");
+        let database = Connection::open(&path).unwrap();
+        make_durable(&database).unwrap();
+        database.execute_batch("CREATE TABLE t (a INTEGER) STRICT").unwrap();
+        let reader = Connection::open(&path).unwrap();
+        reader.execute_batch("BEGIN; SELECT count(*) FROM t").unwrap();
+        let _: i64 = reader.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap();
+        database.execute_batch("INSERT INTO t VALUES (1)").unwrap();
+        database.busy_timeout(std::time::Duration::ZERO).unwrap();
+        let error = make_durable(&database).unwrap_err().to_string();
+        assert!(error.contains("some.db"), "{error}");
     }
 }

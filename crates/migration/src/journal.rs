@@ -209,7 +209,7 @@ impl Journal {
     pub fn open(path: &Path) -> Result<Self, JournalError> {
         file::own(path).map_err(|source| JournalError::File { path: path.to_owned(), source })?;
         let mut database = Connection::open(path)?;
-        prepare(&database)?;
+        file::make_durable(&database)?;
         schema::upgrade(&mut database, &STEPS)?;
         let identity = database.query_row("SELECT id FROM identity", [], |row| row.get(0))?;
         let journal = Self {
@@ -401,7 +401,7 @@ impl Journal {
         drop(std::mem::replace(database, Connection::open_in_memory()?));
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let again = Connection::open_with_flags(&self.path, flags)?;
-        prepare(&again)?;
+        file::make_durable(&again)?;
         *database = again;
         Ok(select(database, "id = ?1", params![id])?.pop())
     }
@@ -488,20 +488,6 @@ impl Journal {
             Ok(self.unfinished()?.into_iter().filter(|entry| entry.service.id == service).collect())
         })
     }
-}
-
-/// What every connection to the file is told. The checkpoint makes durable what an earlier life of the daemon
-/// may have left in the system's memory only.
-fn prepare(database: &Connection) -> Result<(), rusqlite::Error> {
-    file::make_durable(database)?;
-    let busy: bool = database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))?;
-    if busy {
-        return Err(rusqlite::Error::SqliteFailure(
-            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY),
-            Some("another program reads journal.db".into()),
-        ));
-    }
-    Ok(())
 }
 
 fn select(
