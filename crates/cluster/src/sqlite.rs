@@ -9,7 +9,7 @@
 //! second one. A write that fails before `COMMIT` is undone; when `COMMIT` itself fails, the outcome is unknown.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -47,37 +47,64 @@ const STEPS: [schema::Step; 1] = [schema::Step {
     INSERT INTO progress (only, revision, compacted) VALUES (1, 0, 0);",
 }];
 
+/// What SQLite's `application_id` of the file is: "gwcs", godwit's store of a cluster.
+const APPLICATION: u32 = 0x6777_6373;
+
 /// Why the file cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It cannot be made, or closed to other users.
-    #[error("the cluster's store cannot be made; check the disk that holds godwit's state directory")]
-    File(#[from] std::io::Error),
+    #[error("the cluster's store {} cannot be made; check its directory and the disk", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
     /// Another process has it open.
-    #[error("another process has the cluster's store open; end the other godwitd first")]
-    Busy,
+    #[error("another process has the cluster's store {} open; end the other godwitd first", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is another program's file, or another one of godwit's.
+    #[error("{} is not the store of a cluster, and is left as it is; name another file", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
     /// SQLite's answer.
-    #[error("the cluster's store cannot be used; check the disk that holds godwit's state directory")]
-    Database(#[source] rusqlite::Error),
+    #[error("the cluster's store {} cannot be used; check the disk", path.display())]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// The answer.
+        #[source]
+        source: rusqlite::Error,
+    },
     /// The file cannot be brought up to this version.
-    #[error("the cluster's store cannot be used by this version of godwit")]
-    Schema(#[source] SchemaError),
+    #[error("the cluster's store {} cannot be used by this version of godwit", path.display())]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: SchemaError,
+    },
 }
 
-impl From<rusqlite::Error> for OpenError {
-    fn from(error: rusqlite::Error) -> Self {
-        match error.sqlite_error_code() {
-            Some(rusqlite::ErrorCode::DatabaseBusy | rusqlite::ErrorCode::DatabaseLocked) => Self::Busy,
-            _ => Self::Database(error),
-        }
-    }
-}
-
-impl From<SchemaError> for OpenError {
-    fn from(error: SchemaError) -> Self {
-        match error {
-            SchemaError::Database(error) => error.into(),
-            newer @ SchemaError::Newer(_) => Self::Schema(newer),
+impl OpenError {
+    fn new(path: &Path, source: SchemaError) -> Self {
+        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, NotADatabase};
+        let path = path.to_owned();
+        match source {
+            SchemaError::Database(source) => match source.sqlite_error_code() {
+                Some(DatabaseBusy | DatabaseLocked) => Self::Busy { path },
+                Some(NotADatabase) => Self::Foreign { path },
+                _ => Self::Database { path, source },
+            },
+            source @ SchemaError::Newer(_) => Self::Schema { path, source },
         }
     }
 }
@@ -109,20 +136,35 @@ impl SqliteStore {
 
     /// The same with the changes of so many revisions.
     fn open_keeping(path: &Path, kept: u64) -> Result<Self, OpenError> {
-        file::own(path)?;
-        let mut database = Connection::open(path)?;
-        // Who has the file does not let go of it.
-        database.busy_timeout(Duration::ZERO)?;
-        // Before the first use of the write-ahead log, so that its index is in this process's memory alone.
-        database.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
-        file::make_durable(&database)?;
-        schema::upgrade(&mut database, &STEPS)?;
-        let newest = progress(&database)?.newest;
+        file::own(path).map_err(|source| OpenError::File { path: path.to_owned(), source })?;
+        let database = Self::connect(path).map_err(|error| OpenError::new(path, error))?;
+        let Some(database) = database else { return Err(OpenError::Foreign { path: path.to_owned() }) };
+        let newest = progress(&database).map_err(|error| OpenError::new(path, error.into()))?.newest;
         Ok(Self(Arc::new(Shared {
             database: Mutex::new(database),
             newest: watch::Sender::new(newest),
             kept,
         })))
+    }
+
+    /// A connection to the file, which has the tables of this version. None where it is another program's.
+    fn connect(path: &Path) -> Result<Option<Connection>, SchemaError> {
+        let mut database = Connection::open(path)?;
+        // Who has the file does not let go of it.
+        database.busy_timeout(Duration::ZERO)?;
+        // Before the first use of the write-ahead log, so that its index is in this process's memory alone.
+        database.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
+        let tables = "SELECT count(*) FROM sqlite_master";
+        let is_new = database.query_row(tables, [], |row| row.get(0).map(|count: u64| count == 0))?;
+        let found: u32 = database.pragma_query_value(None, "application_id", |row| row.get(0))?;
+        if found != APPLICATION && !(is_new && found == 0) {
+            return Ok(None);
+        }
+        file::make_durable(&database)?;
+        database.pragma_update(None, "application_id", APPLICATION)?;
+        // An older copy of the file would not know what nodes have acted on: there is no other way than a newer godwit.
+        schema::upgrade(&mut database, &STEPS, None)?;
+        Ok(Some(database))
     }
 }
 

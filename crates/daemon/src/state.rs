@@ -14,6 +14,7 @@ use godwit_database::blocking::off_worker;
 use godwit_database::file;
 use godwit_database::schema::{self, SchemaError, Step};
 use godwit_migration::Service;
+use godwit_migration::journal::OTHERWISE;
 pub(crate) use godwit_migration::journal::now_ms;
 use godwit_names::ServiceName;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
@@ -130,7 +131,7 @@ impl State {
         file::own(path)?;
         let mut database = Connection::open(path)?;
         file::make_durable(&database)?;
-        schema::upgrade(&mut database, &STEPS)?;
+        schema::upgrade(&mut database, &STEPS, Some(OTHERWISE))?;
         removals::put_right(&database)?;
         let placements = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&placements);

@@ -49,11 +49,13 @@ pub struct Newer {
     pub release: Option<String>,
     /// What the others have added, as the file says.
     pub loses: Vec<String>,
+    /// What can be done beside installing that release again.
+    pub otherwise: Option<&'static str>,
 }
 
 impl fmt::Display for Newer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { found, known, release, loses } = self;
+        let Self { found, known, release, loses, otherwise } = self;
         let release =
             release.as_ref().map_or("a newer godwit".to_owned(), |release| format!("godwit {release}"));
         write!(
@@ -63,25 +65,33 @@ impl fmt::Display for Newer {
         if !loses.is_empty() {
             write!(f, ", and would lose {}", loses.join(", "))?;
         }
-        write!(
-            f,
-            "; install {release} again, or put the copies of node.db and journal.db back that were made before its upgrade"
-        )
+        write!(f, "; install {release} again")?;
+        otherwise.map_or(Ok(()), |otherwise| write!(f, ", or {otherwise}"))
     }
 }
 
-/// Takes the steps that the file has not taken yet, each whole or not at all.
+/// Takes the steps that the file has not taken yet, each whole or not at all. `otherwise` is what can be done with a file of
+/// a newer release, beside installing that one again.
 ///
 /// # Errors
 /// The file is of a newer release, and is left as it is; or a step fails.
-pub fn upgrade(database: &mut Connection, steps: &[Step]) -> Result<(), SchemaError> {
-    upgrade_as(RELEASE, database, steps)
+pub fn upgrade(
+    database: &mut Connection,
+    steps: &[Step],
+    otherwise: Option<&'static str>,
+) -> Result<(), SchemaError> {
+    upgrade_as(RELEASE, database, steps, otherwise)
 }
 
-fn upgrade_as(release: &str, database: &mut Connection, steps: &[Step]) -> Result<(), SchemaError> {
+fn upgrade_as(
+    release: &str,
+    database: &mut Connection,
+    steps: &[Step],
+    otherwise: Option<&'static str>,
+) -> Result<(), SchemaError> {
     let found: usize = database.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     if found > steps.len() {
-        return Err(SchemaError::Newer(Box::new(newer(database, found, steps.len())?)));
+        return Err(SchemaError::Newer(Box::new(newer(database, found, steps.len(), otherwise)?)));
     }
     for (number, step) in (1..).zip(steps).skip(found) {
         let transaction = database.transaction()?;
@@ -108,17 +118,22 @@ fn upgrade_as(release: &str, database: &mut Connection, steps: &[Step]) -> Resul
 }
 
 /// What a file says of the steps that it has taken and that are not known here.
-fn newer(database: &Connection, found: usize, known: usize) -> Result<Newer, rusqlite::Error> {
+fn newer(
+    database: &Connection,
+    found: usize,
+    known: usize,
+    otherwise: Option<&'static str>,
+) -> Result<Newer, rusqlite::Error> {
     let table = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_step'";
     if database.query_row(table, [], |_| Ok(())).optional()?.is_none() {
-        return Ok(Newer { found, known, release: None, loses: Vec::new() });
+        return Ok(Newer { found, known, release: None, loses: Vec::new(), otherwise });
     }
     let mut statement =
         database.prepare("SELECT release, adds FROM schema_step WHERE number > ?1 ORDER BY number")?;
     let rows = statement.query_map([known], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let (releases, loses): (Vec<String>, Vec<String>) =
         rows.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    Ok(Newer { found, known, release: releases.into_iter().last(), loses })
+    Ok(Newer { found, known, release: releases.into_iter().last(), loses, otherwise })
 }
 
 #[cfg(test)]
@@ -138,7 +153,7 @@ mod tests {
         // A file of before versions were counted.
         database.execute_batch("CREATE TABLE t (a INTEGER) STRICT; INSERT INTO t VALUES (1)").unwrap();
         for _ in 0..2 {
-            upgrade(&mut database, &STEPS).unwrap();
+            upgrade(&mut database, &STEPS, None).unwrap();
         }
         let row = database.query_row("SELECT a, b FROM t", [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
         assert_eq!(row, (1, 7));
@@ -148,22 +163,22 @@ mod tests {
     fn a_step_that_fails_leaves_nothing() {
         let mut database = Connection::open_in_memory().unwrap();
         let fails = Step { sql: "ALTER TABLE t ADD COLUMN b INTEGER; SELECT nonsense", ..STEPS[1] };
-        assert!(upgrade(&mut database, &[STEPS[0], fails]).is_err());
-        upgrade(&mut database, &STEPS).unwrap();
+        assert!(upgrade(&mut database, &[STEPS[0], fails], None).is_err());
+        upgrade(&mut database, &STEPS, None).unwrap();
     }
 
     #[test]
     fn a_file_of_a_newer_release_is_left_alone_and_says_what_a_downgrade_would_lose() {
         let mut database = Connection::open_in_memory().unwrap();
-        upgrade_as("0.1.0", &mut database, &STEPS[..1]).unwrap();
-        upgrade_as("0.7.0", &mut database, &STEPS[..2]).unwrap();
-        upgrade_as("0.8.0", &mut database, &STEPS).unwrap();
-        let error = upgrade(&mut database, &STEPS[..1]).unwrap_err().to_string();
+        upgrade_as("0.1.0", &mut database, &STEPS[..1], None).unwrap();
+        upgrade_as("0.7.0", &mut database, &STEPS[..2], None).unwrap();
+        upgrade_as("0.8.0", &mut database, &STEPS, None).unwrap();
+        let error = upgrade(&mut database, &STEPS[..1], Some("ask its owner")).unwrap_err().to_string();
         for said in [
             "schema version 3, written by godwit 0.8.0",
             &format!("godwit {RELEASE} knows only 1"),
             "would lose how often each one has moved, when each one has moved;",
-            "install godwit 0.8.0 again",
+            "install godwit 0.8.0 again, or ask its owner",
         ] {
             assert!(error.contains(said), "{error}");
         }
@@ -175,8 +190,9 @@ mod tests {
     fn a_file_that_does_not_say_who_wrote_it_is_left_alone_too() {
         let mut database = Connection::open_in_memory().unwrap();
         database.pragma_update(None, "user_version", 9).unwrap();
-        let error = upgrade(&mut database, &STEPS).unwrap_err().to_string();
+        let error = upgrade(&mut database, &STEPS, None).unwrap_err().to_string();
         assert!(error.contains("schema version 9, written by a newer godwit"), "{error}");
+        assert!(error.ends_with("install a newer godwit again"), "{error}");
         let tables: u32 =
             database.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0)).unwrap();
         assert_eq!(tables, 0);

@@ -173,6 +173,9 @@ const STEPS: [Step; 5] = [
     Step { adds: "containers of other engines, volumes, and what becomes of bind mounts in a move", sql: "" },
 ];
 
+/// What a user can do about a file of a newer release: a node's files go back together.
+pub const OTHERWISE: &str = "put the copies of node.db and journal.db back that were made before its upgrade";
+
 /// The newest version of the file.
 pub const SCHEMA_VERSION: usize = STEPS.len();
 
@@ -210,7 +213,7 @@ impl Journal {
         file::own(path).map_err(|source| JournalError::File { path: path.to_owned(), source })?;
         let mut database = Connection::open(path)?;
         file::make_durable(&database)?;
-        schema::upgrade(&mut database, &STEPS)?;
+        schema::upgrade(&mut database, &STEPS, Some(OTHERWISE))?;
         let identity = database.query_row("SELECT id FROM identity", [], |row| row.get(0))?;
         let journal = Self {
             path: path.to_path_buf(),

@@ -119,11 +119,48 @@ async fn what_was_written_is_there_after_a_restart_and_two_processes_cannot_have
     let (directory, store) = new_store(KEPT);
     let path = directory.path().join("cluster.db");
     let first = done(&store, &put(&key("web"), "1", Revision::NONE)).await;
-    assert!(matches!(SqliteStore::open(&path), Err(OpenError::Busy)));
+    assert!(matches!(SqliteStore::open(&path), Err(OpenError::Busy { .. })));
     drop(store);
     let store = SqliteStore::open(&path).unwrap();
     assert_eq!(store.get(&key("web")).await.unwrap().unwrap().revision, first);
     assert_eq!(done(&store, &put(&key("web"), "2", first)).await, Revision(2));
+}
+
+#[test]
+fn a_file_that_is_no_store_of_a_cluster_is_named_and_left_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("other.db");
+    std::fs::write(
+        &path,
+        "# a file of settings, which is longer than the header of a database is\n".repeat(9),
+    )
+    .unwrap();
+    let tables = directory.path().join("tables.db");
+    Connection::open(&tables).unwrap().execute_batch("CREATE TABLE t (a INTEGER)").unwrap();
+    let application = directory.path().join("application.db");
+    Connection::open(&application).unwrap().pragma_update(None, "application_id", 7).unwrap();
+    for path in [path, tables, application] {
+        let before = std::fs::read(&path).unwrap();
+        let error = SqliteStore::open(&path).unwrap_err();
+        assert!(matches!(error, OpenError::Foreign { .. }), "{error:?}");
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+    let nowhere = SqliteStore::open(&directory.path().join("none/cluster.db")).unwrap_err();
+    assert!(nowhere.to_string().contains("none/cluster.db"), "{nowhere}");
+}
+
+#[test]
+fn a_store_of_a_newer_release_names_no_copy_to_put_back() {
+    let (directory, store) = new_store(KEPT);
+    store.0.lock().pragma_update(None, "user_version", 9).unwrap();
+    drop(store);
+    let error = SqliteStore::open(&directory.path().join("cluster.db")).unwrap_err();
+    let OpenError::Schema { source, .. } = &error else { panic!("{error:?}") };
+    assert!(
+        source.to_string().contains("schema version 9") && !source.to_string().contains("cop"),
+        "{source}"
+    );
 }
 
 #[tokio::test]
