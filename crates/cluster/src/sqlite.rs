@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -46,6 +47,9 @@ const STEPS: [schema::Step; 1] = [schema::Step {
     ) STRICT;
     INSERT INTO progress (only, revision, compacted) VALUES (1, 0, 0);",
 }];
+
+/// Bytes of an unknown key that are shown.
+const MAX_SHOWN: usize = 64;
 
 /// What SQLite's `application_id` of the file is: "gwcs", godwit's store of a cluster.
 const APPLICATION: u32 = 0x6777_6373;
@@ -117,6 +121,8 @@ struct Shared {
     database: Mutex<Connection>,
     newest: watch::Sender<u64>,
     kept: u64,
+    /// Whether an unknown key was told of.
+    warned: AtomicBool,
 }
 
 impl fmt::Debug for SqliteStore {
@@ -144,6 +150,7 @@ impl SqliteStore {
             database: Mutex::new(database),
             newest: watch::Sender::new(newest),
             kept,
+            warned: AtomicBool::new(false),
         })))
     }
 
@@ -202,23 +209,34 @@ impl Shared {
         let newest = progress(&transaction).map_err(unavailable)?.newest;
         let first = format!("{prefix}{}", after.unwrap_or_default());
         let mut statement = transaction
-            .prepare_cached(
-                "SELECT key, value, revision FROM entry WHERE key > ?1 AND key < ?2 ORDER BY key LIMIT ?3",
-            )
+            .prepare_cached("SELECT key, value, revision FROM entry WHERE key > ?1 AND key < ?2 ORDER BY key")
             .map_err(unavailable)?;
-        let rows = statement
-            .query_map(params![first, end(folder), i64::try_from(limit + 1).unwrap_or(i64::MAX)], |row| {
-                Ok((row.get::<_, String>(0)?, row.get(1)?, number(row, 2)?))
-            })
-            .map_err(unavailable)?;
-        let mut entries = Vec::new();
-        for row in rows {
-            let (key, value, revision) = row.map_err(unavailable)?;
-            entries.push(Entry { key: known(key)?, value, revision: Revision(revision) });
+        let mut rows = statement.query(params![first, end(folder)]).map_err(unavailable)?;
+        let (mut entries, mut more) = (Vec::new(), false);
+        while let Some(row) = rows.next().map_err(unavailable)? {
+            let Some(key) = self.known(row).map_err(unavailable)? else { continue };
+            more = entries.len() == limit;
+            if more {
+                break;
+            }
+            let value = row.get(1).map_err(unavailable)?;
+            entries.push(Entry { key, value, revision: Revision(number(row, 2).map_err(unavailable)?) });
         }
-        let more = entries.len() > limit;
-        entries.truncate(limit);
         Ok(Page { entries, revision: Revision(newest), more })
+    }
+
+    /// The key of a row. One that no release writes hides no others: it is passed over, and the first one is told of.
+    fn known(&self, row: &Row<'_>) -> Result<Option<Key>, rusqlite::Error> {
+        let text = row.get_ref(0)?.as_bytes()?;
+        let key = std::str::from_utf8(text).ok().and_then(Key::parse);
+        if key.is_none() && !self.warned.swap(true, Ordering::Relaxed) {
+            let shown = text[..text.len().min(MAX_SHOWN)].escape_ascii();
+            let bytes = text.len();
+            tracing::warn!(
+                "the cluster's store has a key of {bytes} bytes that this godwit does not know ({shown}), and passes over such keys; install the newest godwit that a node of the cluster has"
+            );
+        }
+        Ok(key)
     }
 
     /// The changes of the next revisions after this one, with the revision that was reached.
@@ -236,15 +254,13 @@ impl Shared {
                  WHERE revision > ?1 AND revision <= ?2 AND key > ?3 AND key < ?4 ORDER BY revision, key",
             )
             .map_err(unavailable)?;
-        let rows = statement
-            .query_map(params![signed(after), signed(until), folder.prefix(), end(folder)], |row| {
-                Ok((row.get::<_, String>(0)?, row.get(1)?, number(row, 2)?))
-            })
-            .map_err(unavailable)?;
+        let range = params![signed(after), signed(until), folder.prefix(), end(folder)];
+        let mut rows = statement.query(range).map_err(unavailable)?;
         let mut events = Vec::new();
-        for row in rows {
-            let (key, value, revision) = row.map_err(unavailable)?;
-            events.push(Event { key: known(key)?, value, revision: Revision(revision) });
+        while let Some(row) = rows.next().map_err(unavailable)? {
+            let Some(key) = self.known(row).map_err(unavailable)? else { continue };
+            let value = row.get(1).map_err(unavailable)?;
+            events.push(Event { key, value, revision: Revision(number(row, 2).map_err(unavailable)?) });
         }
         Ok((events, until))
     }
@@ -306,10 +322,6 @@ fn signed(number: u64) -> i64 {
 fn number(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
     let number: i64 = row.get(column)?;
     u64::try_from(number).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(column, number))
-}
-
-fn known(text: String) -> Result<Key, ReadError> {
-    Key::parse(&text).ok_or(ReadError::Key(text))
 }
 
 fn unavailable(error: rusqlite::Error) -> ReadError {

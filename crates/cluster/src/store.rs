@@ -266,11 +266,6 @@ pub enum ReadError {
     /// The store does not answer.
     #[error("the cluster's store does not answer; check its node and this node's connection to it")]
     Unavailable(#[source] Cause),
-    /// The store has a key that this version does not write.
-    #[error(
-        "the cluster's store has a key {0:?}, which this version of godwit does not know; install the newest version that a node of the cluster has"
-    )]
-    Key(String),
 }
 
 /// Why a swap has no answer. The two are told apart by type, since the caller must act differently.
@@ -300,7 +295,8 @@ pub enum WatchError {
     Read(#[from] ReadError),
 }
 
-/// A store of entries. A future that is dropped before it ends leaves the outcome of its swap unknown.
+/// A store of entries. Another program may have written keys which [`Key::parse`] does not know: they are passed over, and hide
+/// no others. A future that is dropped before it ends leaves the outcome of its swap unknown.
 #[async_trait]
 pub trait Store: Send + Sync {
     /// What a key has.

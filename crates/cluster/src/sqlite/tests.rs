@@ -164,11 +164,26 @@ fn a_store_of_a_newer_release_names_no_copy_to_put_back() {
 }
 
 #[tokio::test]
-async fn a_key_that_this_version_does_not_write_is_named() {
+async fn keys_that_no_release_writes_hide_no_others() {
     let (_directory, store) = new_store(KEPT);
-    store.0.lock().execute("INSERT INTO entry VALUES ('service/a/b', x'00', 1)", []).unwrap();
-    let error = store.range(Folder::Services, None, 10).await.unwrap_err().to_string();
-    assert!(error.contains("\"service/a/b\""), "{error}");
+    let long = format!("service/b{}", "/".repeat(1 << 20));
+    for unknown in ["service/a/b", "service/a/c", "service/zz/", &long] {
+        store.0.lock().execute("INSERT INTO entry VALUES (?1, x'00', 0)", [unknown]).unwrap();
+        store.0.lock().execute("INSERT INTO change VALUES (1, ?1, x'00')", [unknown]).unwrap();
+    }
+    let bytes = "INSERT INTO entry VALUES (CAST(x'736572766963652fff' AS TEXT), x'00', 0)";
+    store.0.lock().execute(bytes, []).unwrap();
+    for name in ["a", "c", "z"] {
+        done(&store, &put(&key(name), name, Revision::NONE)).await;
+    }
+    for limit in 1..5 {
+        let page = store.range(Folder::Services, None, limit).await.unwrap();
+        let names: Vec<_> = page.entries.iter().map(|entry| entry.key.name().to_owned()).collect();
+        assert_eq!(names, ["a", "c", "z"][..limit.min(3)]);
+        assert_eq!(page.more, limit < 3, "no page is awaited that would be empty");
+    }
+    let mut watch = store.watch(Folder::Services, Revision::NONE).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().len(), 3);
 }
 
 #[tokio::test]
