@@ -18,6 +18,8 @@
 //! - **One owner at every instant.** An owner has an epoch. The next epoch begins with a swap that compares the record, so
 //!   one node at most begins it ([`rules`]). What that means for the copies that run depends on the service's settings
 //!   ([`promise`]).
+//!   A strict service that other nodes take over needs more than this crate before *one copy* can be promised of it: a guard
+//!   outside of godwitd that freezes it when the lease lapses, since its containers outlive godwitd.
 //! - **No clock of two nodes is compared** ([`lease`]).
 //! - **Silence is not an answer.** A swap without an answer may be done later; its type says so ([`store::SwapError`]), and
 //!   [`cluster`] finds out.

@@ -5,7 +5,10 @@
 //! | default | none | never | one | go on | go on | go on |
 //! | default | checkpoint, image | after the limit | one in reach | go on | go on | wait |
 //! | strict | none | never | one | go on | wait | wait |
-//! | strict | checkpoint, image | after the limit | one | wait | wait | wait |
+//! | strict | checkpoint, image | after the limit | one, while godwitd runs | wait | wait | wait |
+//!
+//! *While godwitd runs*: godwitd freezes the service when the lease lapses. Its containers outlive it (`KillMode=process`), so
+//! when godwitd has ended, or hangs, the copy runs on beside that of the next owner.
 //!
 //! *In reach*: beside it those of nodes that cannot reach the store. *Go on*: the service runs. At the commit of a move that
 //! is forward, by the source's journal. *Wait*: it is frozen, or not started, until the store answers.
@@ -46,7 +49,7 @@ pub struct Settings {
 /// How many copies of a service run at an instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
-    /// At most one.
+    /// At most one. Where other nodes take over, that holds as long as the owner's godwitd runs: nothing else freezes its copy.
     One,
     /// At most one on nodes that reach the store. After a take-over the copy of an earlier owner runs on until that node
     /// reaches the store again.
