@@ -64,6 +64,15 @@ pub enum ChangeError {
         #[source]
         source: Cause,
     },
+    /// The store has lost what it had acknowledged: what it says of this service is not of now. This call has changed nothing, but
+    /// nothing follows from that: a node goes on as if the store were silent.
+    #[error("{key} is older in the cluster's store than what this node knows of it: {refusal}")]
+    Behind {
+        /// The record.
+        key: Key,
+        /// Which epochs they know.
+        refusal: Refusal,
+    },
     /// The record has gone on: the change was made and others followed it, or it was not and will not be.
     #[error(
         "{key} has changed in the cluster's store since the store left this node without an answer: {refusal}"
@@ -90,7 +99,7 @@ impl ChangeError {
     /// earlier ones that the caller told of ([`Earlier`]).
     #[must_use]
     pub fn is_certain(&self) -> bool {
-        !matches!(self, Self::Unknown { .. } | Self::Superseded { .. })
+        !matches!(self, Self::Unknown { .. } | Self::Superseded { .. } | Self::Behind { .. })
     }
 }
 
@@ -233,7 +242,9 @@ impl<S: Store> Cluster<S> {
         })
     }
 
-    /// Changes a service's record. A request that was made before finds itself done.
+    /// Changes a service's record. A request that was made before finds itself done, and is answered with the present record.
+    /// That may be further by now: what was claimed or confirmed may be [`State::Moving`](crate::record::State::Moving), or
+    /// [`State::Left`](crate::record::State::Left). So a caller acts on the record, not on `Ok`.
     ///
     /// # Errors
     /// It is refused, or the store does not answer; [`ChangeError::is_certain`] says whether nothing was changed.
@@ -363,6 +374,9 @@ impl Sent {
 /// have been done even if it was answered that it differs: a connection may have delivered it twice. But as long as no later
 /// owner is there, only this node can have changed what it wrote, and has not.
 fn refused<R: Record>(key: Key, refusal: Refusal, now: Option<R>, sent: Sent) -> ChangeError {
+    if matches!(refusal, Refusal::Behind { .. }) {
+        return ChangeError::Behind { key, refusal };
+    }
     let followed = match sent {
         Sent::Nothing => false,
         Sent::Count(None) => true,

@@ -138,7 +138,8 @@ impl Observed {
             self.0.insert(node.clone(), Seen { record, revision, since: now, until: now });
             return Sight::First;
         };
-        if seen.revision == revision {
+        // A store that was put back from an older copy counts its revisions again.
+        if seen.revision == revision && seen.record == record {
             seen.until = seen.until.max(now);
             return Sight::Still(seen.until.since(seen.since));
         }
@@ -216,6 +217,12 @@ mod tests {
         assert_eq!(observed.see(&node, lease(1, 4), Revision(12), at(20)), Sight::Backwards);
         assert_eq!(observed.stood_still(&node, LIMIT), None);
         assert_eq!(observed.see(&node, lease(2, 1), Revision(13), at(21)), Sight::Moved, "another life");
+        assert_eq!(
+            observed.see(&node, lease(2, 5), Revision(13), at(40)),
+            Sight::Moved,
+            "a revision that came twice"
+        );
+        assert_eq!(observed.stood_still(&node, LIMIT), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! service/NAME   version 1, service id, owner, epoch, how the epoch began, settings,
 //!                state: owned │ moving (destination, move) │ left
 //! ```
-//! A record is a protobuf message, so that fields can be added. The version counts what an older godwit must not
-//! pass over: it refuses a version that it does not know. Another node or another program may have written the bytes:
+//! A record is a protobuf message, so that fields can be added. But a godwit that does not know a field drops it when it writes
+//! the record again. So each new field raises the version, and a godwit refuses a version that it does not know. Another node or another program may have written the bytes:
 //! each field has a bound, and what is not the encoding of a record is an error that names the key.
 
 use godwit_names::NodeName;
@@ -82,7 +82,7 @@ pub enum RecordError {
     },
     /// No release wrote it.
     #[error(
-        "the record of {key} in the cluster's store is damaged: {what}; restore the store from its backup, or remove the record if nothing runs under its name"
+        "the record of {key} in the cluster's store is damaged: {what}; look on each node with `godwit ps` what runs under its name, and remove the record if nothing does"
     )]
     Damaged {
         /// The record.

@@ -54,7 +54,8 @@ pub enum Request {
         id: Ulid,
     },
     /// The commit: the destination becomes the owner. The source asks for it. The destination repeats it, if the source
-    /// could not reach the store and went forward by its journal.
+    /// could not reach the store and went forward by its journal. It must not ask before the source has told it of that
+    /// decision: the source could still roll back, and both would run the service.
     Confirm {
         /// The source or the destination.
         by: NodeName,
@@ -90,16 +91,24 @@ impl Request {
         if let Self::TakeOver { still, .. } = self { still } else { &[] }
     }
 
+    /// The epoch that it is about; none for a claim.
+    #[must_use]
+    pub fn epoch(&self) -> Option<u64> {
+        match self {
+            Self::Claim { .. } => None,
+            Self::HandOver { epoch, .. }
+            | Self::Withdraw { epoch, .. }
+            | Self::Confirm { epoch, .. }
+            | Self::Release { epoch, .. }
+            | Self::TakeOver { epoch, .. } => Some(*epoch),
+        }
+    }
+
     /// The epoch of the record that it makes; none where that depends on the record before.
     #[must_use]
     pub fn makes(&self) -> Option<u64> {
-        match self {
-            Self::Claim { .. } => None,
-            Self::HandOver { epoch, .. } | Self::Withdraw { epoch, .. } | Self::Release { epoch, .. } => {
-                Some(*epoch)
-            }
-            Self::Confirm { epoch, .. } | Self::TakeOver { epoch, .. } => Some(epoch.saturating_add(1)),
-        }
+        let begins = matches!(self, Self::Confirm { .. } | Self::TakeOver { .. });
+        self.epoch().map(|epoch| epoch.saturating_add(u64::from(begins)))
     }
 }
 
@@ -150,6 +159,16 @@ pub enum Refusal {
         /// Its epoch.
         epoch: u64,
     },
+    /// The node that asks knows a later epoch than the store, which has lost what it had acknowledged.
+    #[error(
+        "this node knows epoch {known} of the service, and the store has epoch {found}: the store was put back from an older copy; no node acts on it until its record is put right"
+    )]
+    Behind {
+        /// That of the record.
+        found: u64,
+        /// That of the request.
+        known: u64,
+    },
     /// It is moving, and a move has to end first.
     #[error("the service is moving to node {to} (move {id}); wait for its end")]
     Moving {
@@ -189,7 +208,9 @@ pub enum Refusal {
     #[error("another godwitd has begun a later life of this node; end one of the two")]
     OtherLife,
     /// No higher number is allowed.
-    #[error("a counter in the store is at its highest value; restore the store from its backup")]
+    #[error(
+        "a counter in the record is at its highest value, which no node counts to; remove the record if nothing runs under its name"
+    )]
     Exhausted,
 }
 
@@ -219,6 +240,9 @@ pub fn service(record: Option<&ServiceRecord>, request: &Request) -> Result<Step
             settings: *settings,
         }));
     };
+    if let Some(known) = request.epoch().filter(|known| *known > record.epoch) {
+        return Err(Refusal::Behind { found: record.epoch, known });
+    }
     match request {
         Request::Claim { by, service, id, settings } => claim(record, by, *service, *id, *settings),
         Request::HandOver { by, epoch, to, id } => hand_over(record, by, *epoch, to, *id),

@@ -187,6 +187,16 @@ async fn a_hand_over_that_is_on_its_way_is_void_once_its_move_is_withdrawn() {
 }
 
 #[tokio::test]
+async fn nothing_follows_from_the_answer_of_a_store_that_was_put_back_from_an_older_copy() {
+    let cluster = faulty([]);
+    cluster.change(&web(), &claim("a", 10), Earlier::None).await.unwrap();
+    for earlier in [Earlier::None, Earlier::Unknown] {
+        let error = cluster.change(&web(), &release("a", 2), earlier).await.unwrap_err();
+        assert!(matches!(&error, ChangeError::Behind { .. }) && !error.is_certain(), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn what_sends_nothing_leaves_an_earlier_call_without_an_answer_as_uncertain_as_it_was() {
     let endless = || std::iter::repeat_with(|| Fault::Lost).take(ATTEMPTS);
     let cluster = faulty(endless());

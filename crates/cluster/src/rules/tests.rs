@@ -111,7 +111,7 @@ fn only_the_move_that_is_under_way_is_confirmed_and_only_by_its_two_nodes() {
     let moving = after(&[claim_by("a", 10), hand_over_to("b", 20)]);
     assert_eq!(refused(&moving, &hand_over_to("c", 21)), Refusal::Moving { to: node("b"), id: Ulid(20) });
     assert_eq!(refused(&moving, &hand_over_to("a", 20)), Refusal::ToItself(node("a")));
-    for request in [confirm_by("a", 1, 21), confirm_by("a", 2, 20), confirm_by("c", 1, 20)] {
+    for request in [confirm_by("a", 1, 21), confirm_by("c", 1, 20)] {
         assert_eq!(refused(&moving, &request), not_moving("a", 1), "{request:?}");
     }
     assert!(matches!(refused(&moving, &withdraw_by("a", 21)), Refusal::Moving { .. }));
@@ -147,6 +147,21 @@ fn a_take_over_needs_the_leases_of_all_who_may_run_it_to_stand_still_and_setting
 
     let waits = ServiceRecord { settings: Settings::default(), ..owned };
     assert_eq!(refused(&waits, &take_over_by("b", &["a"])), Refusal::Waits(node("a")));
+}
+
+#[test]
+fn a_record_of_an_earlier_epoch_than_the_asker_knows_is_a_refusal_of_its_own() {
+    let owned = after(&[claim_by("a", 10)]);
+    let (by, epoch) = (node("a"), 3);
+    for request in [
+        Request::HandOver { by: by.clone(), epoch, to: node("b"), id: Ulid(20) },
+        Request::Withdraw { by: by.clone(), epoch, id: Ulid(20) },
+        Request::Confirm { by: by.clone(), epoch, id: Ulid(20) },
+        Request::Release { by, epoch },
+        Request::TakeOver { by: node("b"), epoch, id: Ulid(20), still: Vec::new() },
+    ] {
+        assert_eq!(refused(&owned, &request), Refusal::Behind { found: 1, known: 3 }, "{request:?}");
+    }
 }
 
 #[test]
