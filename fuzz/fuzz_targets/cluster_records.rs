@@ -3,10 +3,15 @@
 //! good record of which some are others: random bytes alone are hardly ever a record.
 #![no_main]
 
+use std::time::Duration;
+
+use godwit_cluster::clock::BootTime;
+use godwit_cluster::lease::{Observed, Still};
 use godwit_cluster::promise::{Fence, RestartFrom, Settings};
-use godwit_cluster::record::{MAX_RECORD, NodeRecord, Record, ServiceRecord, State};
+use godwit_cluster::record::{MAX_COUNT, MAX_RECORD, NodeRecord, Record, ServiceRecord, State};
 use godwit_cluster::rules::{self, LeaseRequest, Request, Step};
-use godwit_cluster::store::Key;
+use godwit_cluster::store::{Key, Revision};
+use godwit_names::NodeName;
 use libfuzzer_sys::fuzz_target;
 use ulid::Ulid;
 
@@ -30,11 +35,24 @@ fn good(kind: u8, epoch: u64, id: u128) -> ServiceRecord {
     ServiceRecord { id: Ulid(7), owner, epoch: epoch >> 1 | 1, begun: Ulid(8), state, settings }
 }
 
+/// Proof that a node's lease has stood still.
+fn stood_still(node: &NodeName) -> Still {
+    let (mut observed, now) = (Observed::default(), BootTime::since_boot(Duration::ZERO));
+    observed.see(node, None, Revision::NONE, now);
+    observed.stood_still(node, Duration::ZERO).expect("it was seen once")
+}
+
 fn service(bytes: &[u8], epoch: u64, id: Ulid) {
     let key = Key::service(&"s".parse().expect("a name"));
     let Ok(record) = ServiceRecord::decode(&key, bytes) else { return };
     is_readable(&key, &record);
-    let (by, to) = (record.owner.clone(), good(0, 1, 0).owner);
+    let (by, to, taker) =
+        (record.owner.clone(), good(0, 1, 0).owner, "taker".parse::<NodeName>().expect("a name"));
+    let may_run = match &record.state {
+        State::Moving { to, .. } => vec![&record.owner, to],
+        State::Owned | State::Left => vec![&record.owner],
+    };
+    let still = may_run.into_iter().map(stood_still).collect::<Vec<_>>();
     for epoch in [epoch, record.epoch] {
         for request in [
             Request::Claim { by: by.clone(), service: id, id, settings: record.settings },
@@ -42,8 +60,13 @@ fn service(bytes: &[u8], epoch: u64, id: Ulid) {
             Request::Withdraw { by: by.clone(), epoch, id },
             Request::Confirm { by: by.clone(), epoch, id },
             Request::Release { by: by.clone(), epoch },
-            Request::TakeOver { by: to.clone(), epoch, id, still: Vec::new() },
+            Request::TakeOver { by: taker.clone(), epoch, id, still: still.clone() },
         ] {
+            let taken = matches!(request, Request::TakeOver { .. })
+                && epoch == record.epoch
+                && record.settings.promise().taken_over
+                && (record.begun != id && record.owner != taker && record.state != State::Left);
+            assert!(!taken || record.epoch == MAX_COUNT || rules::service(Some(&record), &request).is_ok());
             if let Ok(Step::Write(next)) = rules::service(Some(&record), &request) {
                 is_readable(&key, &next);
                 assert!(next.epoch >= record.epoch, "epochs do not fall");

@@ -4,8 +4,8 @@
 //! with their disks, lose the store, have clocks of different rates. Requests are late, lost or doubled. The store
 //! restarts. Then all is calm, and each service that is owned must run. The history of the run is checked.
 //!
-//! `GODWIT_HISTORY_SEED=7` runs that seed alone. `GODWIT_HISTORY_SECONDS=120` runs new seeds for so long, those of
-//! SQLite among them.
+//! `GODWIT_HISTORY_SEED=7` runs that seed alone. `GODWIT_HISTORY_SECONDS=120` runs new seeds for so long, half of them with
+//! SQLite; `GODWIT_HISTORY_STORE=sqlite` or `memory` has all of them use that store.
 #![allow(clippy::unwrap_used)]
 
 #[path = "simulation/broken.rs"]
@@ -227,6 +227,16 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|number| number.parse().unwrap())
 }
 
+/// Which stores are used: whether it is SQLite, of each.
+fn stores() -> Vec<bool> {
+    match std::env::var("GODWIT_HISTORY_STORE").ok().as_deref() {
+        None => vec![false, true],
+        Some("memory") => vec![false],
+        Some("sqlite") => vec![true],
+        Some(other) => panic!("GODWIT_HISTORY_STORE={other} is neither sqlite nor memory"),
+    }
+}
+
 fn add(sum: &mut Checked, one: Checked) {
     sum.operations += one.operations;
     sum.unknown += one.unknown;
@@ -238,7 +248,7 @@ fn add(sum: &mut Checked, one: Checked) {
 #[test]
 fn one_owner_at_every_instant_whatever_breaks() {
     if let Some(seed) = number("GODWIT_HISTORY_SEED") {
-        for sqlite in [false, true] {
+        for sqlite in stores() {
             println!("seed {seed}, sqlite {sqlite}: {:?}", is_kept(seed, sqlite));
         }
         return;
@@ -252,14 +262,21 @@ fn one_owner_at_every_instant_whatever_breaks() {
         assert!(sum.epochs > 1000 && sum.taken_over > 100 && sum.runs > sum.epochs, "{sum:?}");
         return;
     };
-    let (end, mut seeds) = (Instant::now() + Duration::from_secs(seconds), 0_u64);
-    while Instant::now() < end {
-        let seed = fastrand::u64(..);
-        add(&mut sum, is_kept(seed, seeds.is_multiple_of(20)));
-        seeds += 1;
+    let (end, stores) = (Instant::now() + Duration::from_secs(seconds), stores());
+    let mut seeds = [0_u64; 2];
+    for sqlite in stores.into_iter().cycle() {
+        add(&mut sum, is_kept(fastrand::u64(..), sqlite));
+        seeds[usize::from(sqlite)] += 1;
+        if Instant::now() >= end {
+            break;
+        }
     }
-    println!("{seeds} seeds of {:?} each in {seconds} s: {sum:?}", STORM + CALM);
-    assert!(seeds > 0);
+    let [memory, sqlite] = seeds;
+    println!(
+        "{memory} seeds in memory and {sqlite} in SQLite, {:?} each, in {seconds} s: {sum:?}",
+        STORM + CALM
+    );
+    assert!(memory + sqlite > 0 && sum.unknown > 0, "{sum:?}");
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Node {
         let local = self.local(service);
         match (message, local.as_ref().map(|local| &local.phase)) {
             (Message::Restore { id, epoch, settings, source }, None | Some(Phase::Arrived { .. }))
-                if local.as_ref().is_none_or(|local| local.epoch <= epoch) =>
+                if self.is_new(service, epoch) =>
             {
                 self.put(service, epoch, settings, Phase::Arrived { id });
                 self.world.say(&source, service, Message::Restored { id });
@@ -136,7 +136,7 @@ impl Node {
         match self.change(service, request).await {
             (since, Ok(record)) => {
                 if record.owner == self.name && record.epoch == epoch {
-                    self.own(service, &record, since);
+                    self.own_moved(service, &record, since);
                 } else {
                     self.forget(service);
                 }
@@ -154,7 +154,7 @@ impl Node {
         let Some(found) = found else { return };
         match found {
             Some(record) if record.begun == id && record.owner == self.name => {
-                self.own(service, &record, since)
+                self.own_moved(service, &record, since);
             }
             Some(record)
                 if record.epoch == epoch

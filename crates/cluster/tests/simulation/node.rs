@@ -85,6 +85,8 @@ pub(crate) struct Node {
     cluster: Cluster<Link>,
     broken: Option<Broken>,
     disk: RefCell<BTreeMap<ServiceName, Local>>,
+    /// The highest epochs that the disk has had of services, those of copies that are gone among them.
+    highest: RefCell<BTreeMap<ServiceName, u64>>,
     life: RefCell<Life>,
 }
 
@@ -102,6 +104,7 @@ impl Node {
             world: world.clone(),
             broken,
             disk: RefCell::default(),
+            highest: RefCell::default(),
             life: RefCell::new(Life::new(Ulid::nil())),
         })
     }
@@ -232,6 +235,9 @@ impl Node {
 
     fn put(&self, service: &ServiceName, epoch: u64, settings: Settings, phase: Phase) {
         self.disk.borrow_mut().insert(service.clone(), Local { epoch, settings, phase });
+        let mut highest = self.highest.borrow_mut();
+        let known = highest.entry(service.clone()).or_default();
+        *known = epoch.max(*known);
     }
 
     fn forget(&self, service: &ServiceName) {
@@ -263,6 +269,25 @@ impl Node {
         if may && self.life.borrow_mut().running.insert(service.clone()) {
             let now = self.world.now();
             self.world.history(|history| history.runs(service, &self.name, local.epoch, now));
+        }
+    }
+
+    /// Whether a copy of this epoch is not one of a move that ended before.
+    fn is_new(&self, service: &ServiceName, epoch: u64) -> bool {
+        let known = self.highest.borrow().get(service).copied().unwrap_or_default();
+        epoch >= known
+    }
+
+    /// This node has become the owner by a move, as the store has said, and may have gone on since.
+    fn own_moved(&self, service: &ServiceName, record: &ServiceRecord, since: Since) {
+        match record.state {
+            State::Owned => self.own(service, record, since),
+            // The next look withdraws it.
+            State::Moving { .. } => {
+                self.stop(service);
+                self.put(service, record.epoch, record.settings, Phase::Owner);
+            }
+            State::Left => self.forget(service),
         }
     }
 
