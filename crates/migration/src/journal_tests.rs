@@ -305,7 +305,7 @@ fn a_migration_that_an_older_version_began_is_served_as_usual() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
     let mut old = Connection::open(&path).unwrap();
-    schema::upgrade(&mut old, &STEPS[..2]).unwrap();
+    schema::upgrade(&mut old, &STEPS[..2], None).unwrap();
     let text = serde_json::to_string(&service()).unwrap();
     old.execute(
         "INSERT INTO migration (id, role, peer, stage, service, updated_ms)

@@ -192,10 +192,10 @@ fn a_file_of_every_version_ends_up_with_the_same_tables() {
         all.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
     };
     let mut new = Connection::open_in_memory().unwrap();
-    schema::upgrade(&mut new, &STEPS).unwrap();
+    schema::upgrade(&mut new, &STEPS, None).unwrap();
     let mut old = Connection::open_in_memory().unwrap();
     old.execute_batch(include_str!("fixtures/0.2.0.sql")).unwrap();
-    schema::upgrade(&mut old, &STEPS).unwrap();
+    schema::upgrade(&mut old, &STEPS, None).unwrap();
     assert_eq!(tables(&old), tables(&new));
 }
 
