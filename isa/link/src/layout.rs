@@ -29,6 +29,16 @@ const SEGMENT: u64 = 0x1_0000;
 /// Code of hot functions begins at such addresses on both sets.
 const TEXT_ALIGNMENT: u64 = 16;
 
+/// What the kernel, or who restores a process, has the address of, at the beginning of the private text: the same on
+/// every set. The objects of the private runtime have it in a section of this name.
+const ENTRIES: &str = ".gw.entries";
+const ENTRY_BYTES: usize = 16;
+const ENTRY_NAMES: [&str; 4] = ["gw_entry_resume", "gw_entry_request", "gw_entry_signal", "gw_entry_return"];
+/// The runtime's record for those who look from outside, behind the build's identity.
+const RECORD: &str = ".gw.rest";
+const RECORD_NAME: &str = "gw_rest";
+const IDENTITY_BYTES: u64 = 32;
+
 /// Sections of resume clones, and of blocks that only run in a capture. No function's name begins like that.
 const COLD_TEXT: [&str; 2] = [".text.gw.", ".text.split."];
 
@@ -147,13 +157,13 @@ impl Layout {
         let mut script = String::from(
             "ENTRY(_start)\n\
              PHDRS {\n  private_text PT_LOAD FLAGS(5);\n  text PT_LOAD FLAGS(5);\n  rodata PT_LOAD FLAGS(4);\n  \
-             data PT_LOAD FLAGS(6);\n  private_rodata PT_LOAD FLAGS(4);\n  private_data PT_LOAD FLAGS(6);\n  \
+             data PT_LOAD FLAGS(6);\n  private_data PT_LOAD FLAGS(6);\n  private_rodata PT_LOAD FLAGS(4);\n  \
              stack PT_GNU_STACK FLAGS(6);\n}\nSECTIONS {\n",
         );
         line(
             &mut script,
             format_args!(
-                "  .private.text {PRIVATE_TEXT:#x} : {{ *{PROGRAM_OBJECT}({}) *(.text) {} }} :private_text",
+                "  .private.text {PRIVATE_TEXT:#x} : {{ *({ENTRIES}) *{PROGRAM_OBJECT}({}) *(.text) {} }} :private_text",
                 COLD_TEXT.map(|prefix| format!("{prefix}*")).join(" "),
                 others(".text.*")
             ),
@@ -166,21 +176,12 @@ impl Layout {
         self.region(&mut script, Region::ReadOnly, ".rodata", "rodata");
         self.region(&mut script, Region::Data, ".data", "data");
         self.region(&mut script, Region::Zeros, ".bss", "data");
-        // What is left of the program's read-only data are jump tables and constant pools.
         line(
             &mut script,
             format_args!(
-                "  .private.rodata {PRIVATE_DATA:#x} : {{\n    __gw_build_identity = .;{}\n    \
-                 *(.gw.sites) *(.rodata .rodata.*)\n  }} :private_rodata",
-                quads(identity)
-            ),
-        );
-        // Not in the section's own address: an empty section goes, and its address with it.
-        line(&mut script, format_args!("  . = ALIGN({SEGMENT:#x});"));
-        line(
-            &mut script,
-            format_args!(
-                "  .private.data : {{ *(.data) {} *(.got .got.plt) }} :private_data",
+                "  .private.data {PRIVATE_DATA:#x} : {{\n    __gw_build_identity = .;{}\n    *({RECORD}) *(.data) {} \
+                 *(.got .got.plt)\n  }} :private_data",
+                quads(identity),
                 others(".data.*")
             ),
         );
@@ -188,7 +189,12 @@ impl Layout {
             &mut script,
             format_args!("  .private.bss : {{ *(.bss COMMON) {} }} :private_data", others(".bss.*")),
         );
+        // Not in the section's own address: an empty section goes, and its address with it.
+        line(&mut script, format_args!("  . = ALIGN({SEGMENT:#x});"));
+        // What is left of the program's read-only data are jump tables and constant pools.
+        script.push_str("  .private.rodata : { *(.gw.sites) *(.rodata .rodata.*) } :private_rodata\n");
         line(&mut script, format_args!("  ASSERT(. <= {PRIVATE_END:#x}, \"the private data is too large\")"));
+        fixed(&mut script);
         for name in DEBUG_SECTIONS {
             line(&mut script, format_args!("  {name} 0 : {{ *({name}) }}"));
         }
@@ -224,6 +230,17 @@ impl Layout {
             script.push_str("    . = ALIGN(16);\n    __gw_neutral_data_end = .;\n");
         }
         line(script, format_args!("  }} :{segment}"));
+    }
+}
+
+/// Has the linker look whether what others know by its address is there.
+fn fixed(script: &mut String) {
+    let entries = (PRIVATE_TEXT..).step_by(ENTRY_BYTES).zip(ENTRY_NAMES);
+    for (address, name) in entries.chain([(PRIVATE_DATA + IDENTITY_BYTES, RECORD_NAME)]) {
+        line(
+            script,
+            format_args!("  ASSERT({name} == {address:#x}, \"{name} is not at its place, {address:#x}\")"),
+        );
     }
 }
 

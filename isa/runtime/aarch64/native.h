@@ -43,6 +43,8 @@ enum {
     GW_NR_execve = 221,
     GW_NR_mmap = 222,
     GW_NR_mprotect = 226,
+    GW_NR_msync = 227,
+    GW_NR_madvise = 233,
     GW_NR_rt_tgsigqueueinfo = 240,
     GW_NR_kcmp = 272,
     GW_NR_renameat2 = 276,
@@ -86,7 +88,8 @@ static inline void gw_set_fp_environment(uint64_t environment) {
 static inline uint32_t gw_generic_open_flags(uint32_t own) { return own; }
 static inline uint32_t gw_own_open_flags(uint32_t generic) { return generic; }
 
-#define GW_SA_RESTORER 0UL
+// Without it the kernel returns from a handler through its own page, which a process that comes from another set lacks.
+#define GW_SA_RESTORER 0x04000000UL
 
 // struct ucontext: flags, link, stack and 128 bytes of mask, then from 176 the fault address, x0 to x30, sp and pc.
 static inline uint64_t *gw_program_counter(void *context) { return (uint64_t *)context + 22 + 1 + 31 + 1; }

@@ -32,6 +32,8 @@ enum {
     NR_process_vm_writev = 271,
     NR_sched_setattr = 274,
     NR_sched_getattr = 275,
+    NR_execve = 221,
+    NR_execveat = 281,
     NR_pidfd_open = 434,
 };
 enum { ESRCH = 3, ENOSYS = 38 };
@@ -39,7 +41,8 @@ enum { ROBUST_LIST_HEAD = 24 };
 
 long __gw_real_id(long id);
 _Noreturn void __gw_thread_end(int status);
-void __gw_forked(void);
+long __gw_exec(long nr, long a, long b, long c, long d, long e);
+long __gw_fork(long flags, long b, long c, long d, long e);
 
 struct gw_threads __gw_threads;
 
@@ -110,9 +113,7 @@ NOSUSPEND static long get_robust_list(int thread, uint64_t *head, uint64_t *leng
 NOSUSPEND static long fork_process(long flags, long b, long c, long d, long e) {
     // The child must not find the table of mappings half changed.
     gw_lock_memory();
-    long result = __gw_kernel(NR_clone, flags, b, c, d, e, 0);
-    if (result == 0)
-        __gw_forked();
+    long result = __gw_fork(flags, b, c, d, e);
     gw_unlock_memory();
     return result;
 }
@@ -132,6 +133,9 @@ NOSUSPEND long gw_own_call(long nr, long a, long b, long c, long d, long e, long
         __gw_thread_end((int)a);
     case NR_clone:
         return fork_process(a, b, c, d, e);
+    case NR_execve:
+    case NR_execveat:
+        return __gw_exec(nr, a, b, c, d, e);
     case NR_set_robust_list:
         return set_robust_list((unsigned long)a, (unsigned long)b);
     case NR_get_robust_list:

@@ -181,23 +181,6 @@ static void check(const struct state *s) {
         refuse(s, "the state file's sections do not add up:");
 }
 
-// What has been loaded must be a parked thread with something to go on with, or a slot without one.
-static void check_thread(const struct state *s, uint32_t slot) {
-    const struct gw_thread *thread = gw_thread_of_slot(slot);
-    uint64_t continuation = (uint64_t)thread->continuation;
-    int has_frames = continuation != gw_quarter_begin(slot, GW_CONTINUATION);
-    // In the handler of a signal the data stack pointer may be in an alternate stack.
-    char *data_stack = gw_off_own_stack(thread) ? gw_signals_of(thread)->own_stack : thread->data_stack;
-    if (thread->self != thread || thread->slot != slot || thread->state != (has_frames ? GW_RUNNING : GW_IDLE) ||
-        !is_within(gw_quarter_begin(slot, GW_CONTINUATION), continuation, gw_quarter_begin(slot, GW_CONTINUATION),
-                   gw_quarter_end(slot, GW_CONTINUATION)) ||
-        !is_within((uint64_t)data_stack, gw_quarter_end(slot, GW_DATA_STACK), gw_quarter_begin(slot, GW_DATA_STACK),
-                   gw_quarter_end(slot, GW_DATA_STACK)))
-        refuse(s, "the state file's thread is damaged:");
-    if (has_frames)
-        refuse_if(s, gw_unsound_thread(thread, is_neutral, s));
-}
-
 static void check_mappings(const struct state *s) {
     refuse_if(s, gw_unsound_mappings(is_neutral, s));
     uint64_t at = sizeof(struct gw_state_header);
@@ -261,7 +244,7 @@ static void check_threads(const struct state *s) {
             refuse(s, "the state file's threads are not those of the program:");
         if (!named[slot])
             continue;
-        check_thread(s, slot);
+        refuse_if(s, gw_unsound_slot(slot, is_neutral, s));
         parked += gw_thread_of_slot(slot)->state == GW_RUNNING;
     }
     if (parked == 0 || __gw_threads.process == 0 || __gw_threads.process >= GW_TID_FIRST_GENERATION << GW_TID_SLOT_BITS)

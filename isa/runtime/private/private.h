@@ -4,6 +4,7 @@
 #define GW_PRIVATE_H
 
 #include "gw/memory.h"
+#include "gw/rest.h"
 #include "gw/signals.h"
 #include "gw/state.h"
 #include "gw/thread.h"
@@ -38,8 +39,8 @@ struct gw_settings {
 };
 extern struct gw_settings gw_settings;
 
-// The signal that is the runtime's own. Sent by a thread to a thread of the program, it asks it to park; otherwise
-// somebody asks for a capture.
+// The signal that is the runtime's own. Sent by a thread to a thread of the program, it asks it to park; queued with
+// GW_SI_REST, somebody asks for rest (gw/rest.h); otherwise somebody asks for a capture.
 #define GW_SIGNAL GW_RESERVED_SIGNAL
 
 static inline struct gw_thread *gw_this_thread(void) { return (struct gw_thread *)__builtin_thread_pointer(); }
@@ -71,8 +72,10 @@ void gw_wake(uint32_t *word, int operation);
 void gw_clear_and_wake(uint32_t *word);
 enum { GW_FUTEX_WAIT = 0, GW_FUTEX_WAKE = 1, GW_FUTEX_WAKE_OP = 5, GW_FUTEX_PRIVATE = 128 };
 
-// world.c: all threads stop for a capture, and go on.
+// world.c: all threads stop for a capture or for rest, and go on.
+void gw_listen(void);
 void gw_arm(void);
+void gw_on_request(int signal, void *information, void *context);
 void gw_count_polls(struct gw_thread *thread);
 void gw_stop_world(struct gw_thread *thread);
 void gw_park(struct gw_thread *thread);
@@ -84,6 +87,12 @@ void gw_forked_world(struct gw_thread *thread);
 void gw_map_slot(uint32_t slot);
 void gw_begin_main(struct gw_thread *thread);
 void gw_start_loaded_threads(void);
+void gw_enter_restored_threads(void);
+void gw_begin_restored_thread(struct gw_thread *thread);
+void gw_wait_for_ended_threads(void);
+int gw_is_of_used_slot(uint64_t begin, uint64_t end);
+// The top of a thread's native stack is for the runtime: what runs while the thread is parked.
+#define GW_RUNTIME_STACK (64UL << 10)
 _Noreturn void gw_end_thread(struct gw_thread *thread, int status);
 _Noreturn void gw_thread_main(struct gw_thread *thread); // on a new thread's native stack
 
@@ -100,13 +109,28 @@ long gw_map_past_end(uint64_t address, uint64_t length, uint32_t protection);
 // records.c: what is wrong with the runtime's own records in a state that has been loaded; null: nothing. Mappings
 // first the table, then each section that maps memory, then the rest.
 typedef int gw_has_memory(const void *state, uint64_t begin, uint64_t length);
-const char *gw_unsound_thread(const struct gw_thread *thread, gw_has_memory *has, const void *state);
+const char *gw_unsound_slot(uint32_t slot, gw_has_memory *has, const void *state);
 const char *gw_unsound_signals(void);
 const char *gw_unsound_mappings(gw_has_memory *has, const void *state);
 const char *gw_unsound_section(const struct gw_state_section *section);
 const char *gw_unsound_rest(void);
 
+// rest.c
+void gw_begin_listening(void);
+int gw_rest_request_of(const struct gw_signal_info *information);
+void gw_settle_for_rest(const struct gw_thread *thread);
+void gw_stand_still(uint32_t threads, uint64_t requested);
+void gw_hold_requests(void);
+void gw_let_requests_through(void);
+
+// SET/entry.S: what the kernel has the address of. They are the same on every set (isa/ABI.md, section 3).
+void gw_entry_request(int signal, void *information, void *context);
+void gw_entry_signal(int signal, void *information, void *context);
+void gw_entry_return(void);
+
 // signals.c
+void gw_on_signal(int number, void *information, void *context);
+void gw_install_actions(void);
 void gw_leave_window(struct gw_thread *thread, void *context, int is_own_signal);
 void gw_apply_mask(struct gw_thread *thread);
 void gw_begin_signals(struct gw_thread *thread);
@@ -125,6 +149,8 @@ void gw_save_timers(void);
 void gw_timer_has_sent(int number);
 int gw_timer_is_of_thread(int number);
 void gw_load_timers(void);
+void gw_note_clocks(void);
+void gw_read_clocks(void);
 
 // What a section of a state says that is followed by bytes of its own.
 typedef void gw_put_section(void *writer, enum gw_section_type type, uint32_t value, const void *head,

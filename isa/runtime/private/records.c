@@ -1,7 +1,7 @@
-// What a state says in records of the runtime's own (control blocks, signals, the table of mappings) is looked at
-// before anyone goes by it: a number that is too large would lead out of a table, an address that is none of the
-// program's to a crash, a forgotten mark to a thread that never hears of anything again. What the program itself has in
-// memory nobody can judge.
+// What a state, or restored memory, says in records of the runtime's own (control blocks, signals, the table of
+// mappings) is looked at before anyone goes by it: a number that is too large would lead out of a table, an address
+// that is none of the program's to a crash, a forgotten mark to a thread that never hears of anything again. What the
+// program itself has in memory nobody can judge.
 #include "private.h"
 
 enum { PROT_READ_WRITE = 3, MAP_TYPE_AND_ANONYMOUS = 0x23, SS_AUTODISARM = (int)(1U << 31) };
@@ -12,9 +12,9 @@ enum { SIGEV_SIGNAL = 0, SIGEV_NONE = 1, SIGEV_THREAD_ID = 4, EVENT_SIGNAL = 8, 
 #define GW_NEUTRAL_BEGIN 0x08000000UL
 #define GW_NEUTRAL_END 0x70000000UL
 
-static const char damaged_thread[] = "the state file's thread is damaged:";
-static const char damaged_signals[] = "the state file's signals are damaged:";
-static const char damaged_mappings[] = "the state file's mappings are damaged:";
+static const char damaged_thread[] = "the state's thread is damaged:";
+static const char damaged_signals[] = "the state's signals are damaged:";
+static const char damaged_mappings[] = "the state's mappings are damaged:";
 
 // One that a handler may be for.
 static int is_handled(int64_t signal) {
@@ -40,7 +40,7 @@ static int is_own_number(const struct gw_thread *thread) {
            generation < GW_TID_FIRST_GENERATION + GW_TID_GENERATIONS;
 }
 
-const char *gw_unsound_thread(const struct gw_thread *thread, gw_has_memory *has, const void *state) {
+static const char *unsound_thread(const struct gw_thread *thread, gw_has_memory *has, const void *state) {
     const struct gw_signals *signals = gw_signals_of(thread);
     uint32_t request = signals->held ? GW_REQUEST_SIGNAL : 0;
     if (thread->request != request || thread->uninterrupted != 0 || thread->jump_frame || !is_own_number(thread))
@@ -59,6 +59,24 @@ const char *gw_unsound_thread(const struct gw_thread *thread, gw_has_memory *has
         (signals->alternate_size != 0 && !is_in_plan(signals->alternate_stack, signals->alternate_size)))
         return damaged_signals;
     return 0;
+}
+
+// A slot in use: a parked thread with something to go on with, or memory without a thread.
+const char *gw_unsound_slot(uint32_t slot, gw_has_memory *has, const void *state) {
+    const struct gw_thread *thread = gw_thread_of_slot(slot);
+    uint64_t control = gw_quarter_begin(slot, GW_CONTROL);
+    if (!has(state, control, sizeof *thread) || !has(state, (uint64_t)gw_signals_of(thread), sizeof(struct gw_signals)))
+        return damaged_thread;
+    uint64_t continuation = (uint64_t)thread->continuation;
+    int has_frames = continuation != gw_quarter_begin(slot, GW_CONTINUATION);
+    // In the handler of a signal the data stack pointer may be in an alternate stack.
+    uint64_t data_stack = (uint64_t)(gw_off_own_stack(thread) ? gw_signals_of(thread)->own_stack : thread->data_stack);
+    if (thread->self != thread || thread->slot != slot || thread->state != (has_frames ? GW_RUNNING : GW_IDLE) ||
+        continuation < gw_quarter_begin(slot, GW_CONTINUATION) ||
+        continuation > gw_quarter_end(slot, GW_CONTINUATION) || data_stack < gw_quarter_begin(slot, GW_DATA_STACK) ||
+        data_stack > gw_quarter_end(slot, GW_DATA_STACK))
+        return damaged_thread;
+    return has_frames ? unsound_thread(thread, has, state) : 0;
 }
 
 static int is_sound_action(int signal, const struct gw_action *action) {
@@ -93,7 +111,7 @@ static int is_sound_pending(const struct gw_pending *pending) {
 const char *gw_unsound_signals(void) {
     const struct gw_signal_table *table = &__gw_signal_table;
     if (table->pending_count > GW_PENDING)
-        return "the state file has more pending signals than there can be:";
+        return "the state has more pending signals than there can be:";
     for (int signal = 1; signal <= GW_SIGNALS; signal++)
         if (!is_sound_action(signal, &table->actions[signal - 1]))
             return damaged_signals;

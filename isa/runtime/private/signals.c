@@ -9,7 +9,6 @@ enum { EINTR = 4 };
 enum { INTERRUPTED_GAP = 1024 };
 
 extern char gw_window_begin[], gw_window_call[], gw_window_end[], gw_window_abandon[];
-void __gw_sigreturn(void);
 
 // Called from neutral code as well.
 void __gw_signal_context(void *context, long mask);
@@ -138,7 +137,7 @@ static void run_at_once(struct gw_thread *thread, const struct gw_signal_info *i
 }
 
 // The kernel's handler of everything that the program handles. All signals but the reserved one are blocked here.
-static void on_signal(int number, void *information, void *context) {
+void gw_on_signal(int number, void *information, void *context) {
     struct gw_thread *thread = gw_this_thread();
     struct gw_signals *signals = gw_signals_of(thread);
     (void)number;
@@ -173,14 +172,14 @@ long __gw_listen(long signal, long handling, long flags) {
         return 0;
     action.flags = (uint64_t)flags & (GW_SA_NOCLDSTOP | GW_SA_NOCLDWAIT);
     if (handling == GW_SIG_HANDLED) {
-        action.handler = on_signal;
+        action.handler = gw_entry_signal;
         action.flags |= GW_SA_SIGINFO | GW_SA_RESTART;
         action.mask = ~GW_NEVER_BLOCKED;
     } else {
         action.handler = (void (*)(int, void *, void *))handling;
     }
     action.flags |= GW_SA_RESTORER;
-    action.restorer = __gw_sigreturn;
+    action.restorer = gw_entry_return;
     return gw_call(GW_NR_rt_sigaction, signal, (long)&action, 0, SIGNAL_SET_BYTES, 0, 0);
 }
 
@@ -347,9 +346,8 @@ void gw_resume_signals(struct gw_thread *thread) {
     gw_apply_mask(thread);
 }
 
-// The counterpart of gw_save_signals, by the first thread, when the others have been started. What the kernel refuses
-// ends the process: all that is loaded was only checked for its place.
-void gw_load_signals(void) {
+// What the kernel refuses ends the process: all that is loaded was only checked for its place.
+void gw_install_actions(void) {
     struct gw_signal_table *table = &__gw_signal_table;
     // Nobody holds it in a state; a forged one says otherwise.
     table->lock = 0;
@@ -362,6 +360,11 @@ void gw_load_signals(void) {
         if (error != 0)
             gw_fail("cannot install a handler of the state again", 0, error);
     }
+}
+
+// The counterpart of gw_save_signals, by the first thread, when the others have been started.
+void gw_load_signals(void) {
+    gw_install_actions();
     // Before the timers, whose signals come later than these.
     send_pending(GW_SLOTS);
     gw_load_timers();

@@ -209,6 +209,8 @@ _Noreturn void gw_start(long *kernel_stack) {
         function = gw_call_next;
     }
     gw_begin_main(thread);
+    // A request that came before waits until it is handled: it is let through behind this only.
+    gw_listen();
     gw_begin_signals(thread);
     gw_arm();
     if (gw_settings.resume) {

@@ -10,8 +10,6 @@ enum { PROT_READ_WRITE = 3, MAP_PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0x4032 };
 enum { ESRCH = 3, EINVAL = 22, SIG_SETMASK = 2, SIGNAL_SET_BYTES = 8 };
 // CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID.
 enum { CLONE_THREAD_FLAGS = 0x3d0f00 };
-// The top of a thread's native stack is for the runtime: what runs while the thread is parked.
-enum { RUNTIME_STACK = 64 << 10 };
 
 void *__gw_thread_new(void);
 long __gw_thread_start(struct gw_thread *thread, int (*function)(void *), void *argument, int flags, uint32_t *parent,
@@ -54,6 +52,28 @@ static void wait_for_end(uint32_t slot) {
         // Not a private futex, since the kernel wakes it as one that is not.
         gw_wait(word, tid, 0);
     }
+}
+
+// Threads that have left the world may still be on their way out of it.
+void gw_wait_for_ended_threads(void) {
+    for (uint32_t slot = 0; slot < GW_SLOTS; slot++)
+        if (!gw_native_threads[slot].live)
+            wait_for_end(slot);
+}
+
+// Does this lie in a slot that is taken, and not in its native stack?
+int gw_is_of_used_slot(uint64_t begin, uint64_t end) {
+    uint64_t behind_main = GW_SLOTS_BEGIN + GW_MAIN_SLOT_SIZE;
+    if (begin < GW_SLOTS_BEGIN || begin >= GW_MAP_TABLE)
+        return 0;
+    uint32_t slot = begin < behind_main ? 0 : (uint32_t)((begin - behind_main) / GW_SLOT_SIZE + 1);
+    if (!__gw_threads.used[slot])
+        return 0;
+    for (int quarter = GW_CONTINUATION; quarter <= GW_CONTROL; quarter++)
+        if (begin >= gw_quarter_begin(slot, (enum gw_quarter)quarter) && begin <= end &&
+            end <= gw_quarter_end(slot, (enum gw_quarter)quarter))
+            return 1;
+    return 0;
 }
 
 // Makes room for a thread; null when all slots are taken. The C library fills in its part and starts it.
@@ -154,7 +174,7 @@ _Noreturn void gw_thread_main(struct gw_thread *thread) {
         gw_resume_signals(thread);
     else
         gw_apply_mask(thread);
-    long status = gw_run(thread, runtime_stack_top(thread) - RUNTIME_STACK, function, (void *)(uintptr_t)slot);
+    long status = gw_run(thread, runtime_stack_top(thread) - GW_RUNTIME_STACK, function, (void *)(uintptr_t)slot);
     gw_end_thread(thread, (int)status);
 }
 
@@ -235,15 +255,40 @@ void gw_begin_main(struct gw_thread *thread) {
 void __gw_forked(void) {
     struct gw_thread *thread = gw_this_thread();
     slots_lock = 0;
-    for (uint32_t slot = 0; slot < GW_SLOTS; slot++)
-        if (slot != thread->slot && gw_native_threads[slot].live) {
+    for (uint32_t slot = 0; slot < GW_SLOTS; slot++) {
+        if (slot == thread->slot)
+            continue;
+        if (gw_native_threads[slot].live)
             gw_thread_of_slot(slot)->state = GW_IDLE;
-            gw_native_threads[slot].tid = 0;
-        }
+        // Also of one that was about to end: no kernel clears it here.
+        gw_native_threads[slot].tid = 0;
+    }
     gw_forked_world(thread);
     take_number_of_process(thread);
     __gw_threads.process = gw_process;
     thread->tid = gw_process;
+}
+
+// All threads that were at rest are in the world before one of them goes on.
+void gw_enter_restored_threads(void) {
+    gw_process = (uint32_t)gw_call(GW_NR_getpid, 0, 0, 0, 0, 0, 0);
+    for (uint32_t slot = 0; slot < GW_SLOTS; slot++) {
+        struct gw_thread *thread = gw_thread_of_slot(slot);
+        if (!__gw_threads.used[slot] || thread->state != GW_RUNNING)
+            continue;
+        if (thread->tid == __gw_threads.process)
+            main_slot = slot;
+        gw_enter_world(thread);
+    }
+}
+
+void gw_begin_restored_thread(struct gw_thread *thread) {
+    struct gw_native_thread *native = &gw_native_threads[thread->slot];
+    uint32_t none = 0;
+    uint32_t tid = (uint32_t)gw_call(GW_NR_gettid, 0, 0, 0, 0, 0, 0);
+    if (!native->live || !__atomic_compare_exchange_n(&native->tid, &none, tid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        gw_fail("a thread was restored that the program does not have, or twice", 0, 0);
+    (void)gw_call(GW_NR_set_tid_address, (long)&native->tid, 0, 0, 0, 0, 0);
 }
 
 void gw_start_loaded_threads(void) {

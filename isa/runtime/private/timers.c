@@ -48,6 +48,12 @@ void gw_save_timers(void) {
     }
     // Behind the timers, and before them when they are made again: or one that ends at a point of time would end before
     // the program's clock shows it.
+    gw_note_clocks();
+}
+
+// What the program's clocks show now.
+void gw_note_clocks(void) {
+    struct gw_signal_table *table = &__gw_signal_table;
     for (int i = 0; i < 2; i++)
         table->clock_shown[i] = (int64_t)((uint64_t)shows(clocks[i]) + (uint64_t)table->clock_ahead[i]);
 }
@@ -99,10 +105,16 @@ static void make_again(struct gw_timer *timer) {
         gw_fail("cannot set a timer of the state again", 0, error);
 }
 
-void gw_load_timers(void) {
+// They go on from what they showed.
+void gw_read_clocks(void) {
     struct gw_signal_table *table = &__gw_signal_table;
     for (int i = 0; i < 2; i++)
         table->clock_ahead[i] = (int64_t)((uint64_t)table->clock_shown[i] - (uint64_t)shows(clocks[i]));
+}
+
+void gw_load_timers(void) {
+    struct gw_signal_table *table = &__gw_signal_table;
+    gw_read_clocks();
     for (unsigned i = 0; i < GW_TIMERS; i++)
         if (table->timers[i].used == 2)
             make_again(&table->timers[i]);

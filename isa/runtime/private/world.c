@@ -1,11 +1,14 @@
-// How all threads come to stand still for a capture.
+// How all threads come to stand still for a capture, or for rest.
 //
 //     somebody asks (signal, timer, counted poll)
 //        → a thread that sees the request at a poll stops the world: it sets the request of every live thread and
 //          sends each GW_SIGNAL, which takes it out of a kernel call that has not taken effect
 //        → each gives up its frames and parks
 //        → when all have parked, timers are taken down and then each takes its pending signals from the kernel
-//        → the last one writes the state and ends the process, or lets all go on (GODWIT_STATE_TURN)
+//        → the last one writes the state and ends the process
+//
+// Where the process stays, signals and timers stay the kernel's: the last one lets all go on (GODWIT_STATE_TURN), or
+// waits until it is told to (rest.c).
 //
 // A thread is live from just before the kernel starts it until it is about to end. Handlers only set bits; all else is
 // done under one lock, outside of handlers.
@@ -17,7 +20,8 @@ enum { SIG_UNBLOCK = 1, SIGNAL_SET_BYTES = 8 };
 struct gw_native_thread gw_native_threads[GW_SLOTS];
 uint32_t gw_process;
 
-void __gw_sigreturn(void);
+// What has been asked for.
+enum { WANTS_STATE = 1, WANTS_REST = 2 };
 
 static struct {
     uint32_t lock;
@@ -29,41 +33,62 @@ static struct {
     uint32_t slots;     // all live ones are below
     uint32_t stopping;  // requests have been sent
     uint32_t left_out;  // the child of a fork: a state is of one process, so this one is not captured
-    uint32_t wanted;    // a handler has seen a request for a capture that no stop has taken up yet
+    uint32_t wanted;    // WANTS_…: a handler has seen a request that no stop has taken up yet
+    uint32_t for_rest;  // this stop is
+    uint32_t rest;      // asked for, and neither over nor taken back
     uint64_t polls;     // counted since the last stop
     uint64_t requested; // when the capture was asked for; 0: not
+    uint64_t rest_time; // when rest was; 0: not
 } world;
 
 static uint32_t lasting_request(void) { return gw_settings.polls != 0 && !world.left_out ? GW_REQUEST_COUNT : 0; }
 
-static void note_time(void) {
-    if (!gw_settings.report)
-        return;
+static void note_time(uint64_t *time) {
     uint64_t none = 0;
     uint64_t now = gw_nanoseconds();
-    (void)__atomic_compare_exchange_n(&world.requested, &none, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    (void)__atomic_compare_exchange_n(time, &none, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-static void on_request(int signal, void *information, void *context) {
+static void ask(struct gw_thread *thread, uint32_t what) {
+    __atomic_fetch_or(&world.wanted, what, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&thread->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+}
+
+// Are there settings that ask for captures by signals?
+static int is_captured_by_signals(void) {
+    return gw_settings.polls != 0 || gw_settings.signal != 0 || gw_settings.timer != 0;
+}
+
+// The kernel's handler of signal 58, and of that of GODWIT_STATE_SIGNAL.
+void gw_on_request(int signal, void *information, void *context) {
     struct gw_thread *thread = gw_this_thread();
-    int code = ((const int *)information)[2];
-    // Who stops the world has set the request already.
-    if (!world.left_out && (signal != GW_SIGNAL || code != SI_TKILL)) {
-        note_time();
-        __atomic_store_n(&world.wanted, 1, __ATOMIC_SEQ_CST);
-        __atomic_fetch_or(&thread->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+    const struct gw_signal_info *of = information;
+    int request = gw_rest_request_of(of);
+    if (request == GW_REST_BEGIN) {
+        note_time(&world.rest_time);
+        __atomic_store_n(&world.rest, 1, __ATOMIC_SEQ_CST);
+        ask(thread, WANTS_REST);
+    } else if (request == GW_REST_END) {
+        // Not everybody has parked yet: the stop that may be under way becomes none.
+        __atomic_store_n(&world.rest, 0, __ATOMIC_SEQ_CST);
+    } else if (signal == GW_SIGNAL && (of->code == SI_TKILL || of->code == GW_SI_REST)) {
+        // Who stops the world has set the request already.
+    } else if (!world.left_out && is_captured_by_signals()) {
+        if (gw_settings.report)
+            note_time(&world.requested);
+        ask(thread, WANTS_STATE);
     }
     gw_leave_window(thread, context, 1);
 }
 
-static void listen(uint64_t signal, void (*handler)(int, void *, void *)) {
+static void listen(uint64_t signal) {
     enum { SA_SIGINFO = 4, SA_RESTART = 0x10000000 };
     struct {
         void (*handler)(int, void *, void *);
         uint64_t flags;
         void (*restorer)(void);
         uint64_t mask;
-    } action = {handler, SA_SIGINFO | SA_RESTART | GW_SA_RESTORER, __gw_sigreturn, UINT64_MAX};
+    } action = {gw_entry_request, SA_SIGINFO | SA_RESTART | GW_SA_RESTORER, gw_entry_return, UINT64_MAX};
     long error = gw_call(GW_NR_rt_sigaction, (long)signal, (long)&action, 0, SIGNAL_SET_BYTES, 0, 0);
     // Whoever started the program may have it blocked.
     uint64_t set = 1UL << (signal - 1);
@@ -91,8 +116,12 @@ static void send_stop(uint32_t slot) {
 
 // With the lock.
 static void begin_stop(const struct gw_thread *self) {
+    uint32_t wanted = __atomic_load_n(&world.wanted, __ATOMIC_SEQ_CST);
+    world.for_rest = (wanted & WANTS_REST) != 0;
     world.stopping = 1;
-    __atomic_store_n(&world.wanted, 0, __ATOMIC_SEQ_CST);
+    // One after the other. Polls that are counted ask for a state, and nothing else says so.
+    __atomic_fetch_and(&world.wanted, world.for_rest ? ~(uint32_t)WANTS_REST : ~(uint32_t)WANTS_STATE,
+                       __ATOMIC_SEQ_CST);
     for (uint32_t slot = 0; slot < world.slots; slot++) {
         if (!gw_native_threads[slot].live)
             continue;
@@ -124,7 +153,8 @@ void gw_count_polls(struct gw_thread *thread) {
     if (__atomic_load_n(&world.stopping, __ATOMIC_RELAXED) ||
         __atomic_add_fetch(&world.polls, 1, __ATOMIC_RELAXED) != gw_settings.polls)
         return;
-    note_time();
+    if (gw_settings.report)
+        note_time(&world.requested);
     __atomic_fetch_or(&thread->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
 }
 
@@ -133,13 +163,23 @@ static void ring(void) {
     gw_wake(&world.bell, GW_FUTEX_PRIVATE);
 }
 
+// With the lock.
+static void rest(void) {
+    if (__atomic_load_n(&world.rest, __ATOMIC_SEQ_CST))
+        gw_stand_still(world.live, world.rest_time);
+    __atomic_store_n(&world.rest, 0, __ATOMIC_SEQ_CST);
+    world.rest_time = 0;
+}
+
 // With the lock, when every live thread is parked.
 static void finish_stop(const struct gw_thread *self) {
     uint64_t parked = gw_settings.report ? gw_nanoseconds() : 0;
     for (uint32_t slot = 0; slot < world.slots; slot++)
         if (gw_native_threads[slot].live)
             __atomic_fetch_and(&gw_thread_of_slot(slot)->request, GW_REQUEST_SIGNAL, __ATOMIC_SEQ_CST);
-    if (!gw_settings.turn) {
+    if (world.for_rest) {
+        rest();
+    } else if (!gw_settings.turn) {
         if (!gw_settings.save)
             gw_fail("a capture was asked for, but GODWIT_STATE_SAVE does not say where to", 0, 0);
         gw_save_signals();
@@ -178,11 +218,15 @@ static void empty_queue(struct gw_thread *thread) {
 
 // All frames of this thread have returned. Comes back when it is to go on.
 void gw_park(struct gw_thread *thread) {
+    // What the stop is for stays the same until this thread has parked.
+    int is_rest = world.for_rest != 0;
+    int stays = is_rest || gw_settings.turn;
+    if (is_rest)
+        gw_settle_for_rest(thread);
     __gw_lock(&world.lock);
     uint32_t stop = world.stops;
     world.parked++;
-    // In place they stay where they are.
-    int takes_signals = !gw_settings.turn;
+    int takes_signals = !stays;
     if (takes_signals)
         gw_hold_signals();
     while (world.stops == stop) {
@@ -190,7 +234,7 @@ void gw_park(struct gw_thread *thread) {
             takes_signals = 0;
             empty_queue(thread);
         }
-        if (world.parked == world.live && (gw_settings.turn || world.emptied == world.live)) {
+        if (world.parked == world.live && (stays || world.emptied == world.live)) {
             finish_stop(thread);
             break;
         }
@@ -200,6 +244,8 @@ void gw_park(struct gw_thread *thread) {
         __gw_lock(&world.lock);
     }
     __gw_unlock(&world.lock);
+    if (is_rest)
+        gw_apply_mask(thread);
     gw_native_threads[thread->slot].resumed = 1;
 }
 
@@ -241,6 +287,8 @@ void gw_forked_world(struct gw_thread *thread) {
     world.parked = 0;
     world.stopping = 0;
     world.wanted = 0;
+    world.rest = 0;
+    world.rest_time = 0;
     uint32_t stays = GW_REQUEST_SIGNAL | lasting_request();
     __atomic_fetch_and(&thread->request, stays, __ATOMIC_SEQ_CST);
 }
@@ -262,12 +310,16 @@ static void start_timer(uint64_t microseconds) {
         gw_fail("cannot start the timer of GODWIT_STATE_TIMER", 0, error);
 }
 
-// From now on requests are heard. Threads that are there already begin to count when they enter.
+// From now on requests for rest are heard, and the process says so.
+void gw_listen(void) {
+    listen(GW_SIGNAL);
+    gw_begin_listening();
+}
+
+// From now on the settings' requests are heard. Threads that are there already begin to count when they enter.
 void gw_arm(void) {
-    if (gw_settings.polls != 0 || gw_settings.signal != 0 || gw_settings.timer != 0)
-        listen(GW_SIGNAL, on_request);
     if (gw_settings.signal != 0 && gw_settings.signal != GW_SIGNAL)
-        listen(gw_settings.signal, on_request);
+        listen(gw_settings.signal);
     if (gw_settings.timer != 0)
         start_timer(gw_settings.timer);
 }

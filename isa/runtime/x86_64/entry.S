@@ -1,6 +1,31 @@
-// Where a process starts, how a thread changes to its native stack, and the kernel call that a request can end.
+// Where a process starts or goes on, how a thread changes to its native stack, and the kernel call that a request can end.
 
     .section .note.GNU-stack, "", @progbits
+
+// At the beginning of private text, at the same addresses on every set (isa/ABI.md, section 3): whoever restores a
+// process of another set sends its threads to the first one, and the kernel finds the others in its signal actions.
+    .section .gw.entries, "ax", @progbits
+    .balign 16
+    .globl gw_entry_resume, gw_entry_request, gw_entry_signal, gw_entry_return
+    .type gw_entry_resume, @function
+gw_entry_resume: // on the slot's native stack; the thread pointer is set, nothing else
+    xorl %ebp, %ebp
+    call gw_restored
+    .balign 16, 0xcc
+    .type gw_entry_request, @function
+gw_entry_request:
+    jmp gw_on_request
+    .balign 16, 0xcc
+    .type gw_entry_signal, @function
+gw_entry_signal:
+    jmp gw_on_signal
+    .balign 16, 0xcc
+    .type gw_entry_return, @function
+gw_entry_return:
+    movq $15, %rax // rt_sigreturn
+    syscall
+    .balign 16, 0xcc
+
     .text
 
 // The kernel enters here; its stack holds argc, argv, envp and auxv.

@@ -1,0 +1,66 @@
+// Rest: all threads stand still in place, with nothing of the program's in registers or on native stacks, until
+// somebody lets the process go on here, or its memory goes on elsewhere (restored.c). world.c brings the threads here;
+// nothing but the record is changed that the program or the kernel would know of.
+#include "private.h"
+
+enum { SIGNAL_SET_BYTES = 8, SIG_BLOCK = 0, SIG_UNBLOCK = 1, EINTR = 4, MADV_DONTNEED = 4 };
+
+// Not static: the linker places it (isa/link/src/layout.rs).
+struct gw_rest gw_rest __attribute__((section(".gw.rest"))) = {.magic = GW_REST_MAGIC, .version = GW_REST_VERSION};
+
+void gw_begin_listening(void) { __atomic_store_n(&gw_rest.ready, 1, __ATOMIC_RELEASE); }
+
+// The request of a signal; 0: it is something else.
+int gw_rest_request_of(const struct gw_signal_info *information) {
+    int value;
+    __builtin_memcpy(&value, information->rest, sizeof value);
+    if (information->signal != GW_SIGNAL || information->code != GW_SI_REST)
+        return 0;
+    return value == GW_REST_BEGIN || value == GW_REST_END ? value : 0;
+}
+
+// By each thread, before it stands still. A stop that was sent to it must not stay in the kernel's queue: the kernel
+// delivers what is pending at the end of any call. What the program's part of the native stack holds is of no use.
+void gw_settle_for_rest(const struct gw_thread *thread) {
+    uint64_t begin = gw_quarter_begin(thread->slot, GW_NATIVE_STACK);
+    uint64_t length = gw_quarter_end(thread->slot, GW_NATIVE_STACK) - GW_RUNTIME_STACK - begin;
+    long error = gw_call(GW_NR_madvise, (long)begin, (long)length, MADV_DONTNEED, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot empty a thread's native stack", 0, error);
+    gw_block_signals();
+}
+
+// The last thread that has parked waits here, all signals blocked, until the process is let go on.
+void gw_stand_still(uint32_t threads, uint64_t requested) {
+    uint64_t set = gw_signal_bit(GW_SIGNAL);
+    // They would be threads that nobody knows where the memory goes on.
+    gw_wait_for_ended_threads();
+    // Those of a state that was loaded have long been sent.
+    __gw_signal_table.pending_count = 0;
+    gw_note_clocks();
+    gw_rest.threads = threads;
+    gw_rest.number++;
+    gw_rest.park_nanoseconds = gw_nanoseconds() - requested;
+    __atomic_store_n(&gw_rest.resting, 1, __ATOMIC_SEQ_CST);
+    for (;;) {
+        struct gw_signal_info information = {0};
+        long signal = gw_call(GW_NR_rt_sigtimedwait, (long)&set, (long)&information, 0, SIGNAL_SET_BYTES, 0, 0);
+        // Whoever freezes the process, or looks at it as a debugger does, ends the call.
+        if (signal < 0 && signal != -EINTR)
+            gw_fail("cannot wait at rest", 0, signal);
+        if (signal > 0 && gw_rest_request_of(&information) == GW_REST_END)
+            break;
+    }
+    __atomic_store_n(&gw_rest.resting, 0, __ATOMIC_SEQ_CST);
+}
+
+static void change_mask(int how) {
+    uint64_t set = gw_signal_bit(GW_SIGNAL);
+    long error = gw_call(GW_NR_rt_sigprocmask, how, (long)&set, 0, SIGNAL_SET_BYTES, 0, 0);
+    if (error != 0)
+        gw_fail("cannot hold back the signal that asks for rest", 0, error);
+}
+
+void gw_hold_requests(void) { change_mask(SIG_BLOCK); }
+
+void gw_let_requests_through(void) { change_mask(SIG_UNBLOCK); }
