@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use godwit_isa_plan as plan;
 use object::read::elf::{ElfFile64, ElfSection64};
 use object::{
     Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionFlags, SectionIndex,
@@ -19,11 +20,11 @@ use crate::Set;
 pub(crate) const PROGRAM_OBJECT: &str = "gw-program.o";
 
 // isa/ABI.md, section 3.
-const PRIVATE_TEXT: u64 = 0x0040_0000;
-const NEUTRAL_TEXT: u64 = 0x0400_0000;
-const NEUTRAL_DATA: u64 = 0x0800_0000;
-const PRIVATE_DATA: u64 = 0x7000_0000;
-const PRIVATE_END: u64 = 0x7f00_0000;
+const PRIVATE_TEXT: u64 = plan::PRIVATE_TEXT.start;
+const NEUTRAL_TEXT: u64 = plan::TEXT.start;
+const NEUTRAL_DATA: u64 = plan::DATA.start;
+const PRIVATE_DATA: u64 = plan::PRIVATE_DATA.start;
+const PRIVATE_END: u64 = plan::PRIVATE_DATA.end;
 /// Segments begin at multiples of the largest page of arm64 kernels.
 const SEGMENT: u64 = 0x1_0000;
 /// Code of hot functions begins at such addresses on both sets.

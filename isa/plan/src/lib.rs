@@ -1,11 +1,23 @@
 //! The address plan that every program has (`isa/ABI.md`, section 3; `isa/runtime/include/gw/thread.h`): which
-//! addresses a state may name.
+//! addresses a state may name, and which mean something to one set only.
+
+mod set;
 
 use std::fmt;
 use std::ops::Range;
 
+pub use set::Set;
+
 /// Pages of the plan, on every set.
 pub const PAGE: u64 = 4096;
+/// Code of one set: its runtime, and what runs in captures only.
+pub const PRIVATE_TEXT: Range<u64> = 0x0040_0000..0x0400_0000;
+/// Where the threads of a process go on whose memory was restored: the first of the fixed entries.
+pub const RESUME_ENTRY: u64 = PRIVATE_TEXT.start;
+/// Variables and constants of one set.
+pub const PRIVATE_DATA: Range<u64> = 0x7000_0000..0x7f00_0000;
+/// What a process says about its build and about rest, to those who look from outside.
+pub const RECORD: u64 = PRIVATE_DATA.start;
 /// Functions that neutral memory may point at. No state has bytes there.
 pub const TEXT: Range<u64> = 0x0400_0000..0x0800_0000;
 /// Constants, variables, bss. A state holds the writable part, which only the executable knows the bounds of.
@@ -39,7 +51,8 @@ pub enum Quarter {
 }
 
 impl Quarter {
-    const ALL: [Self; 4] = [Self::NativeStack, Self::Continuation, Self::DataStack, Self::Control];
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::NativeStack, Self::Continuation, Self::DataStack, Self::Control];
 }
 
 /// The number of a thread's slot, which is one of the plan's.
@@ -76,6 +89,24 @@ impl Slot {
         self.quarter(Quarter::Control).start
     }
 
+    /// The slot whose control block is at this address: of a thread pointer.
+    #[must_use]
+    pub fn of_control_block(address: u64) -> Option<Self> {
+        Self::at(address).filter(|slot| slot.control_block() == address)
+    }
+
+    /// The slot that an address lies in, guards and all.
+    #[must_use]
+    pub fn at(address: u64) -> Option<Self> {
+        let behind_main = SLOTS_BEGIN + MAIN_SLOT_BYTES;
+        let number = match address {
+            ..SLOTS_BEGIN => return None,
+            _ if address < behind_main => 0,
+            _ => (address - behind_main) / SLOT_BYTES + 1,
+        };
+        Self::new(u32::try_from(number).ok()?)
+    }
+
     fn bytes(self) -> u64 {
         if self.0 == 0 { MAIN_SLOT_BYTES } else { SLOT_BYTES }
     }
@@ -85,16 +116,6 @@ impl Slot {
             0 => SLOTS_BEGIN,
             number => SLOTS_BEGIN + MAIN_SLOT_BYTES + u64::from(number - 1) * SLOT_BYTES,
         }
-    }
-
-    fn at(address: u64) -> Option<Self> {
-        let behind_main = SLOTS_BEGIN + MAIN_SLOT_BYTES;
-        let number = match address {
-            ..SLOTS_BEGIN => return None,
-            _ if address < behind_main => 0,
-            _ => (address - behind_main) / SLOT_BYTES + 1,
-        };
-        Self::new(u32::try_from(number).ok()?)
     }
 }
 
@@ -154,6 +175,8 @@ mod tests {
                 let range = slot.quarter(quarter);
                 assert_eq!(Slot::at(range.start), Some(slot));
                 assert_eq!(Slot::at(range.end - 1), Some(slot));
+                let of_control = Slot::of_control_block(range.start);
+                assert_eq!(of_control, (quarter == Quarter::Control).then_some(slot));
                 let expected = (quarter != Quarter::NativeStack).then_some(Region::Thread(slot, quarter));
                 assert_eq!(region_of(&range), expected);
                 assert_eq!(region_of(&(range.start - 1..range.end)), None, "the guard is no part of it");
