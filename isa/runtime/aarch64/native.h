@@ -29,6 +29,7 @@ enum {
     GW_NR_timer_gettime = 108,
     GW_NR_timer_getoverrun = 109,
     GW_NR_timer_settime = 110,
+    GW_NR_timer_delete = 111,
     GW_NR_clock_gettime = 113,
     GW_NR_sched_yield = 124,
     GW_NR_tgkill = 131,

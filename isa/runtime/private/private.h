@@ -149,8 +149,9 @@ void gw_save_timers(void);
 void gw_timer_has_sent(int number);
 int gw_timer_is_of_thread(int number);
 void gw_load_timers(void);
-void gw_note_clocks(void);
-void gw_read_clocks(void);
+void gw_begin_rest_time(void);
+void gw_end_rest_time(void);
+void gw_add_rest_time(void);
 
 // What a section of a state says that is followed by bytes of its own.
 typedef void gw_put_section(void *writer, enum gw_section_type type, uint32_t value, const void *head,

@@ -37,7 +37,7 @@ void gw_stand_still(uint32_t threads, uint64_t requested) {
     gw_wait_for_ended_threads();
     // Those of a state that was loaded have long been sent.
     __gw_signal_table.pending_count = 0;
-    gw_note_clocks();
+    gw_begin_rest_time();
     gw_rest.threads = threads;
     gw_rest.number++;
     gw_rest.park_nanoseconds = gw_nanoseconds() - requested;
@@ -52,6 +52,7 @@ void gw_stand_still(uint32_t threads, uint64_t requested) {
             break;
     }
     __atomic_store_n(&gw_rest.resting, 0, __ATOMIC_SEQ_CST);
+    gw_end_rest_time();
 }
 
 static void change_mask(int how) {

@@ -53,8 +53,7 @@ static void check_records(void) {
 static void build(void) {
     check_records();
     gw_enter_restored_threads();
-    // The clocks first: nothing of the program's reads them before they go on from what they showed.
-    gw_read_clocks();
+    gw_add_rest_time();
     gw_install_actions();
     gw_listen();
 }

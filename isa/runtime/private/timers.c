@@ -16,6 +16,20 @@ static int64_t shows(int clock) {
     return time[0] * 1000000000L + time[1];
 }
 
+// What the program's clocks show now.
+static void note_clocks(void) {
+    struct gw_signal_table *table = &__gw_signal_table;
+    for (int i = 0; i < 2; i++)
+        table->clock_shown[i] = (int64_t)((uint64_t)shows(clocks[i]) + (uint64_t)table->clock_ahead[i]);
+}
+
+// They go on from what they showed.
+static void read_clocks(void) {
+    struct gw_signal_table *table = &__gw_signal_table;
+    for (int i = 0; i < 2; i++)
+        table->clock_ahead[i] = (int64_t)((uint64_t)table->clock_shown[i] - (uint64_t)shows(clocks[i]));
+}
+
 // Takes the timers down, before any signal is taken from the kernel: then each timer that expires has either its signal
 // among those that are taken, or time left in the state.
 void gw_save_timers(void) {
@@ -48,14 +62,7 @@ void gw_save_timers(void) {
     }
     // Behind the timers, and before them when they are made again: or one that ends at a point of time would end before
     // the program's clock shows it.
-    gw_note_clocks();
-}
-
-// What the program's clocks show now.
-void gw_note_clocks(void) {
-    struct gw_signal_table *table = &__gw_signal_table;
-    for (int i = 0; i < 2; i++)
-        table->clock_shown[i] = (int64_t)((uint64_t)shows(clocks[i]) + (uint64_t)table->clock_ahead[i]);
+    note_clocks();
 }
 
 // Its signal has been taken down, so its time is over, whatever was read before. It would expire again: it is stopped,
@@ -105,16 +112,56 @@ static void make_again(struct gw_timer *timer) {
         gw_fail("cannot set a timer of the state again", 0, error);
 }
 
-// They go on from what they showed.
-void gw_read_clocks(void) {
-    struct gw_signal_table *table = &__gw_signal_table;
+// At rest the kernel's timers run on, and whoever restores the process sets them to the time that each had left. One
+// more of them tells how far they have come, and so do the program's clocks. Else a timer could end at a point of time
+// that they do not show yet.
+enum { REST_SECONDS = 1 << 30, SIGEV_NONE = 1 };
+
+void gw_begin_rest_time(void) {
+    struct {
+        uint64_t value;
+        int signal, notify;
+        char rest[48];
+    } event = {.notify = SIGEV_NONE};
+    static const uint64_t time[4] = {0, 0, REST_SECONDS, 0};
+    int number;
+    __gw_signal_table.rest_timer = 0;
+    long error = gw_call(GW_NR_timer_create, CLOCK_MONOTONIC, (long)&event, (long)&number, 0, 0, 0);
+    // Where the user has as many as may be, the time at rest is not seen, like that of a state on its way.
+    if (error == 0) {
+        __gw_signal_table.rest_timer = (uint64_t)number + 1;
+        error = gw_call(GW_NR_timer_settime, number, 0, (long)time, 0, 0, 0);
+        if (error != 0)
+            gw_fail("cannot set the timer of a rest", 0, error);
+    }
+    // Behind it, and when they go on before it: rather too far than not far enough.
+    note_clocks();
+}
+
+void gw_end_rest_time(void) {
+    uint64_t number = __gw_signal_table.rest_timer;
+    __gw_signal_table.rest_timer = 0;
+    long error = number == 0 ? 0 : gw_call(GW_NR_timer_delete, (long)number - 1, 0, 0, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot end the timer of a rest", 0, error);
+}
+
+void gw_add_rest_time(void) {
+    uint64_t left[4] = {0, 0, REST_SECONDS, 0};
+    uint64_t number = __gw_signal_table.rest_timer;
+    read_clocks();
+    long error = number == 0 ? 0 : gw_call(GW_NR_timer_gettime, (long)number - 1, (long)left, 0, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot read the timer of a rest", 0, error);
+    uint64_t elapsed = REST_SECONDS * 1000000000UL - (left[2] * 1000000000UL + left[3]);
     for (int i = 0; i < 2; i++)
-        table->clock_ahead[i] = (int64_t)((uint64_t)table->clock_shown[i] - (uint64_t)shows(clocks[i]));
+        __gw_signal_table.clock_ahead[i] += (int64_t)elapsed;
+    gw_end_rest_time();
 }
 
 void gw_load_timers(void) {
     struct gw_signal_table *table = &__gw_signal_table;
-    gw_read_clocks();
+    read_clocks();
     for (unsigned i = 0; i < GW_TIMERS; i++)
         if (table->timers[i].used == 2)
             make_again(&table->timers[i]);

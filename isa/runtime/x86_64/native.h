@@ -39,6 +39,7 @@ enum {
     GW_NR_timer_settime = 223,
     GW_NR_timer_gettime = 224,
     GW_NR_timer_getoverrun = 225,
+    GW_NR_timer_delete = 226,
     GW_NR_clock_gettime = 228,
     GW_NR_exit_group = 231,
     GW_NR_tgkill = 234,

@@ -5,4 +5,6 @@ mod common;
 mod driver;
 mod packages;
 mod programs;
+#[cfg(target_arch = "x86_64")]
+mod rest;
 mod signals;

@@ -99,6 +99,8 @@ struct gw_signal_table {
     uint64_t interval_timers[3][4];
     struct gw_timer timers[GW_TIMERS];
     struct gw_pending pending[GW_PENDING];
+    // At rest: the kernel's number, plus one, of a timer that tells how long it lasts; 0: there is none.
+    uint64_t rest_timer;
 };
 extern struct gw_signal_table __gw_signal_table;
 

@@ -1,0 +1,124 @@
+//! Programs come to rest while they wait in every way there is, and go on: in place, and from the resume entry as after a
+//! restore. What they print is that of an undisturbed run.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+
+use godwit_isa_tests::rest::Tree;
+
+use crate::common::{cc, executable, isa, scratch, succeed};
+
+const NATIVE: &str = "x86_64";
+
+/// Builds a program of `programs/` that can move.
+fn build(name: &str) -> (tempfile::TempDir, PathBuf) {
+    let directory = scratch();
+    let source = isa().join("cc/tests/programs").join(name).with_extension("c");
+    succeed(cc(directory.path()).args(["-O2", "-Wall", "-Werror", "-o", "program"]).arg(source));
+    let program = directory.path().join("program");
+    (directory, program)
+}
+
+/// A program that does a step for each line that it reads.
+struct Stepping {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Stepping {
+    fn start(program: &Path) -> Self {
+        let mut command = executable(program, NATIVE, &[]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let input = child.stdin.take().expect("a pipe");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut started = Self { child, input, output };
+        started.expect("ready\n");
+        started
+    }
+
+    fn tree(&self) -> Tree {
+        Tree { root: i32::try_from(self.child.id()).expect("a process's number") }
+    }
+
+    fn expect(&mut self, line: &str) {
+        let mut found = String::new();
+        self.output.read_line(&mut found).expect("it prints");
+        assert_eq!(found, line);
+    }
+
+    fn step(&mut self, number: u32) {
+        self.input.write_all(b"\n").expect("it reads");
+        self.expect(&format!("step {number}\n"));
+    }
+
+    fn finish(mut self) {
+        drop(self.input);
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).expect("it prints");
+        assert_eq!(rest, "all checks hold\n");
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+/// How a tree at rest goes on.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    InPlace,
+    Restored,
+}
+
+impl Way {
+    fn go_on(self, tree: &Tree) {
+        match self {
+            Self::InPlace => tree.go_on(),
+            Self::Restored => tree.restart(),
+        }
+        .expect("all go on");
+    }
+}
+
+/// Rests between steps, and while one is under way.
+fn steps(ways: &[Way], steps: u32) {
+    let (_directory, program) = build("rest");
+    let mut running = Stepping::start(&program);
+    let tree = running.tree();
+    let mut rests = 0;
+    for (number, way) in (1..=steps).zip(ways.iter().cycle()) {
+        let resting = tree.rest().expect("all come to rest");
+        rests += 1;
+        let said: Vec<_> = resting.iter().map(|(_, rest)| (rest.threads, rest.number)).collect();
+        assert_eq!(said, [(9, rests), (1, rests)], "the process and its child");
+        if *way == Way::Restored {
+            // What counts them is private, and new.
+            rests = 0;
+        }
+        // What comes meanwhile waits.
+        if number % 2 == 0 {
+            running.input.write_all(b"\n").expect("it is not full");
+            way.go_on(&tree);
+            running.expect(&format!("step {number}\n"));
+        } else {
+            way.go_on(&tree);
+            running.step(number);
+        }
+    }
+    running.finish();
+}
+
+#[test]
+fn a_process_that_rests_again_and_again_goes_on_in_place() {
+    steps(&[Way::InPlace], 30);
+}
+
+#[test]
+fn a_process_goes_on_from_the_resume_entry_again_and_again() {
+    steps(&[Way::Restored], 30);
+}
+
+#[test]
+fn both_ways_to_go_on_follow_one_another() {
+    steps(&[Way::InPlace, Way::Restored, Way::Restored, Way::InPlace, Way::InPlace], 10);
+}

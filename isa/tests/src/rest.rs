@@ -1,0 +1,181 @@
+//! Rest from outside (`isa/ABI.md`, section 7), as a daemon asks for it: whole trees of processes come to rest, and go on
+//! in place, or from the resume entry as processes do whose memory has been restored.
+
+mod restart;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use godwit_crossing::{Record, RecordError, Request, Rest};
+
+pub use restart::restart;
+
+/// Far more than a thread takes to its next poll on any machine: after that it never will.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Between two looks. The kernel tells nobody that a process has come to rest.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// A process and its descendants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tree {
+    /// Its first process.
+    pub root: i32,
+}
+
+impl Tree {
+    /// Brings all processes to rest; those that have ended, or end meanwhile, are left out. Gives what each says.
+    ///
+    /// # Errors
+    /// When one does not come to rest, or is none that could.
+    pub fn rest(&self) -> Result<Vec<(i32, Rest)>> {
+        let begun = Instant::now();
+        let mut asked = BTreeSet::new();
+        loop {
+            let processes = self.processes();
+            let mut resting = Vec::new();
+            for &process in &processes {
+                let Some(record) = record(process)? else { continue };
+                match record.rest {
+                    Some(rest) => resting.push((process, rest)),
+                    // One that executes a program has been asked before it did, and has forgotten.
+                    None if record.ready && asked.insert(process) => ask(process, Request::Rest)?,
+                    None => {}
+                }
+            }
+            // None of those at rest can fork.
+            if resting.len() == processes.len() && self.processes() == processes {
+                return Ok(resting);
+            }
+            let left =
+                processes.iter().find(|process| !resting.iter().any(|(resting, _)| resting == *process));
+            ensure!(begun.elapsed() < LONGEST, "process {left:?} does not come to rest: {}", waits(left));
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Lets all processes go on in place.
+    ///
+    /// # Errors
+    /// When one is not at rest.
+    pub fn go_on(&self) -> Result<()> {
+        for process in self.processes() {
+            ask(process, Request::GoOn)?;
+        }
+        Ok(())
+    }
+
+    /// Has all processes go on as if their memory had been restored under the same executable.
+    ///
+    /// # Errors
+    /// When one is not at rest, or the kernel does not let it be changed.
+    pub fn restart(&self) -> Result<()> {
+        self.processes().into_iter().try_for_each(restart)
+    }
+
+    /// The processes that have not ended, oldest first.
+    #[must_use]
+    pub fn processes(&self) -> Vec<i32> {
+        let mut found = vec![self.root];
+        let mut next = 0;
+        while let Some(process) = found.get(next).copied() {
+            found.extend(children(process));
+            next += 1;
+        }
+        found.retain(|process| !has_ended(*process));
+        found
+    }
+}
+
+/// Queues the request's signal; one that has ended needs none.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn ask(process: i32, request: Request) -> Result<()> {
+    let mut information = [0_u8; 128];
+    let mut put = |at: usize, word: i32| information[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+    put(0, Request::SIGNAL);
+    put(8, Request::CODE);
+    put(24, request.value());
+    // SAFETY: the kernel reads a siginfo_t, 128 bytes, which are there, and writes nothing.
+    let result =
+        unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, process, Request::SIGNAL, information.as_ptr()) };
+    let error = io::Error::last_os_error();
+    let is_gone = error.raw_os_error() == Some(libc::ESRCH);
+    ensure!(result == 0 || is_gone, "cannot ask process {process}: {error}");
+    Ok(())
+}
+
+/// What a process says about rest; nothing when it has ended.
+///
+/// # Errors
+/// When it was not built by `godwit-cc`.
+pub fn record(process: i32) -> Result<Option<Record>> {
+    let mut bytes = [0; Record::BYTES];
+    let memory = format!("/proc/{process}/mem");
+    let read = File::open(&memory).and_then(|file| file.read_exact_at(&mut bytes, godwit_isa_plan::RECORD));
+    if let Err(error) = read {
+        // Not an error of its own: in the middle of an exec there is nothing.
+        let is_gone = has_ended(process)
+            || matches!(error.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof)
+            || matches!(error.raw_os_error(), Some(libc::EIO | libc::ESRCH));
+        ensure!(is_gone, "cannot read {memory}: {error}");
+        return Ok(None);
+    }
+    match Record::decode(&bytes) {
+        Ok(record) => Ok(Some(record)),
+        Err(RecordError::Foreign) => {
+            bail!("process {process} ({:?}) is not godwit-cc's", executable(process))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The file that a process runs by.
+fn executable(process: i32) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/{process}/exe"))
+}
+
+fn children(process: i32) -> Vec<i32> {
+    threads(process)
+        .into_iter()
+        .filter_map(|thread| fs::read_to_string(format!("/proc/{process}/task/{thread}/children")).ok())
+        .flat_map(|text| text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+fn threads(process: i32) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether a process or a thread is a zombie, or not there.
+fn has_ended(number: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
+    // The name before may hold any characters.
+    let state = text.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, None | Some('Z' | 'X'))
+}
+
+/// Where the threads of a process are, for a report.
+fn waits(process: Option<&i32>) -> String {
+    let Some(&process) = process else { return "none is left".to_owned() };
+    let of_thread = |thread: i32| {
+        let place = format!("/proc/{process}/task/{thread}");
+        let read = |name: &str| fs::read_to_string(format!("{place}/{name}")).unwrap_or_default();
+        format!("{thread}: {} ({})", read("syscall").trim(), read("wchan").trim())
+    };
+    threads(process).into_iter().map(of_thread).collect::<Vec<_>>().join("; ")
+}
+
+/// The executable of a process at rest, and its rest.
+fn resting(process: i32) -> Result<(Vec<u8>, Rest)> {
+    let record = record(process)?.with_context(|| format!("process {process} has ended"))?;
+    let rest = record.rest.with_context(|| format!("process {process} is not at rest"))?;
+    Ok((fs::read(format!("/proc/{process}/exe"))?, rest))
+}
