@@ -59,13 +59,25 @@ impl Tree {
         }
     }
 
-    /// Lets all processes go on in place.
+    /// Lets all processes go on in place, and waits until they have heard it: before, a record tells of the old rest.
     ///
     /// # Errors
-    /// When one is not at rest.
+    /// When one does not.
     pub fn go_on(&self) -> Result<()> {
-        for process in self.processes() {
+        let begun = Instant::now();
+        let processes = self.processes();
+        for &process in &processes {
             ask(process, Request::GoOn)?;
+        }
+        for process in processes {
+            while record(process)?.is_some_and(|record| record.rest.is_some()) {
+                ensure!(
+                    begun.elapsed() < LONGEST,
+                    "process {process} stays at rest: {}",
+                    waits(Some(&process))
+                );
+                thread::sleep(LOOK);
+            }
         }
         Ok(())
     }
