@@ -3,6 +3,7 @@
 // it. When a call is over, so are the handlers of the signals that it has let through.
 #include "identity.h"
 #include "memory.h"
+#include "processes.h"
 #include "signals.h"
 
 long __gw_syscall(long nr, long a, long b, long c, long d, long e, long f);
@@ -77,6 +78,8 @@ static inline long perform(volatile int *cancel, long nr, long a, long b, long c
 }
 
 long __gw_syscall(long nr, long a, long b, long c, long d, long e, long f) {
+    if (nr == NR_clone && gw_is_vfork(a, b))
+        return gw_vfork(a);
     return gw_is_wait(nr) ? gw_waiting_call(0, nr, a, b, c, d, e, f) : perform(0, nr, a, b, c, d, e, f);
 }
 

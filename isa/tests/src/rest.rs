@@ -3,7 +3,7 @@
 
 mod restart;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt as _;
@@ -18,6 +18,8 @@ pub use restart::restart;
 
 /// Far more than a thread takes to its next poll on any machine: after that it never will.
 const LONGEST: Duration = Duration::from_secs(60);
+/// After so long a process is asked again.
+const AGAIN: Duration = Duration::from_millis(100);
 /// Between two looks. The kernel tells nobody that a process has come to rest.
 const LOOK: Duration = Duration::from_micros(200);
 
@@ -35,7 +37,7 @@ impl Tree {
     /// When one does not come to rest, or is none that could.
     pub fn rest(&self) -> Result<Vec<(i32, Rest)>> {
         let begun = Instant::now();
-        let mut asked = BTreeSet::new();
+        let mut asked: BTreeMap<i32, Instant> = BTreeMap::new();
         loop {
             let processes = self.processes();
             let mut resting = Vec::new();
@@ -43,8 +45,11 @@ impl Tree {
                 let Some(record) = record(process)? else { continue };
                 match record.rest {
                     Some(rest) => resting.push((process, rest)),
-                    // One that executes a program has been asked before it did, and has forgotten.
-                    None if record.ready && asked.insert(process) => ask(process, Request::Rest)?,
+                    // One whose threads have ended in an exec may have forgotten; and once more does no harm.
+                    None if record.ready && asked.get(&process).is_none_or(|time| time.elapsed() > AGAIN) => {
+                        asked.insert(process, Instant::now());
+                        ask(process, Request::Rest)?;
+                    }
                     None => {}
                 }
             }

@@ -108,6 +108,13 @@ fn pointers_to_nothing_give_an_error_and_not_a_crash_of_the_runtime() {
 }
 
 #[test]
+fn programs_that_can_move_have_children() {
+    holds("processes", &[]);
+    // Captures are asked for at any moment of a vfork.
+    holds_when("processes", &[], Some("5"));
+}
+
+#[test]
 fn the_first_function_on_a_stack_may_call_one_that_reads_more_arguments_than_were_passed() {
     holds("tops", &["--plain"]);
     holds("tops", &[]);

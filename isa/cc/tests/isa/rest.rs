@@ -28,9 +28,9 @@ struct Stepping {
 }
 
 impl Stepping {
-    fn start(program: &Path) -> Self {
+    fn start(program: &Path, arguments: &[&str]) -> Self {
         let mut command = executable(program, NATIVE, &[]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -83,7 +83,7 @@ impl Way {
 /// Rests between steps, and while one is under way.
 fn steps(ways: &[Way], steps: u32) {
     let (_directory, program) = build("rest");
-    let mut running = Stepping::start(&program);
+    let mut running = Stepping::start(&program, &[]);
     let tree = running.tree();
     let mut rests = 0;
     for (number, way) in (1..=steps).zip(ways.iter().cycle()) {
@@ -121,4 +121,36 @@ fn a_process_goes_on_from_the_resume_entry_again_and_again() {
 #[test]
 fn both_ways_to_go_on_follow_one_another() {
     steps(&[Way::InPlace, Way::Restored, Way::Restored, Way::InPlace, Way::InPlace], 10);
+}
+
+#[test]
+fn a_parent_rests_while_the_child_of_its_vfork_has_executed_nothing() {
+    let (_directory, program) = build("processes");
+    let mut running = Stepping::start(&program, &["held"]);
+    let tree = running.tree();
+    for way in [Way::InPlace, Way::Restored, Way::InPlace] {
+        let resting = tree.rest().expect("both come to rest");
+        assert_eq!(resting.len(), 2, "the parent and its child");
+        way.go_on(&tree);
+    }
+    running.input.write_all(b"x").expect("the child reads");
+    running.finish();
+}
+
+#[test]
+fn a_request_that_meets_an_exec_ends_no_program() {
+    const TIMES: &str = "300";
+    let (_directory, program) = build("processes");
+    let mut command = executable(&program, NATIVE, &[]);
+    let mut child = command.args(["executes", TIMES]).stdout(Stdio::piped()).spawn().expect("it starts");
+    let tree = Tree { root: i32::try_from(child.id()).expect("a process's number") };
+    let mut rests = 0;
+    while child.try_wait().expect("it is ours").is_none() {
+        rests += u32::from(!tree.rest().expect("it comes to rest, or ends").is_empty());
+        tree.go_on().expect("it goes on");
+    }
+    let output = child.wait_with_output().expect("it has ended");
+    assert!(output.status.success(), "after {rests} rests: {}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "all checks hold\n");
+    assert!(rests >= 5, "{rests} rests are none to speak of");
 }
