@@ -1,11 +1,15 @@
 //! Programs come to rest while they wait in every way there is, and go on: in place, and from the resume entry as after a
 //! restore. What they print is that of an undisturbed run.
 
+use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use godwit_isa_tests::rest::Tree;
+use godwit_crossing::Request;
+use godwit_isa_plan::{Quarter, Slot};
+use godwit_isa_tests::rest::{Tree, ask, restart};
 
 use crate::common::{cc, executable, isa, scratch, succeed};
 
@@ -30,7 +34,7 @@ struct Stepping {
 impl Stepping {
     fn start(program: &Path, arguments: &[&str]) -> Self {
         let mut command = executable(program, NATIVE, &[]);
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -153,4 +157,43 @@ fn a_request_that_meets_an_exec_ends_no_program() {
     assert!(output.status.success(), "after {rests} rests: {}", output.status);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "all checks hold\n");
     assert!(rests >= 5, "{rests} rests are none to speak of");
+}
+
+/// Bytes at an offset of a control block.
+type Change<'a> = (u64, &'a [u8]);
+
+#[test]
+fn memory_that_is_damaged_is_not_gone_on_with() {
+    // Offsets in the control block of the main thread.
+    const REQUEST: u64 = 8;
+    const STATE: u64 = 12;
+    const CONTINUATION: u64 = 24;
+    let empty = Slot::MAIN.quarter(Quarter::Continuation).start.to_le_bytes();
+    let thread = "the state's thread is damaged";
+    let (_directory, program) = build("processes");
+    let refused: [(&[Change<'_>], &str); 3] = [
+        (&[(REQUEST, &[1])], thread),
+        (&[(CONTINUATION, &[0x70, 0, 0, 0, 0, 0, 0, 0])], thread),
+        // As a slot is whose thread has ended.
+        (&[(CONTINUATION, &empty), (STATE, &[3])], "the state has no thread to go on with"),
+    ];
+    for (changes, why) in refused {
+        let mut running = Stepping::start(&program, &["held"]);
+        let tree = running.tree();
+        let processes: Vec<i32> = tree.rest().expect("both come to rest").iter().map(|one| one.0).collect();
+        let path = format!("/proc/{}/mem", tree.root);
+        let memory = OpenOptions::new().write(true).open(path).expect("it is ours");
+        for (offset, bytes) in changes {
+            memory.write_all_at(bytes, Slot::MAIN.control_block() + offset).expect("it is there");
+        }
+        restart(tree.root).expect("its threads run");
+        // The child has the pipes as well.
+        ask(processes[1], Request::GoOn).expect("it is at rest");
+        drop(running.input);
+        let mut said = String::new();
+        let mut errors = running.child.stderr.take().expect("a pipe");
+        errors.read_to_string(&mut said).expect("it says why");
+        assert_eq!(running.child.wait().expect("it ends").code(), Some(125), "{said}");
+        assert!(said.contains(why), "{said}");
+    }
 }
