@@ -51,9 +51,9 @@ ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwi
 	$(ISA_FEATURES)
 # Of these tests those that `make test` runs, so that each promise is tested once: passes and runtime, states, and
 # what the compiler builds. Test by source file, with the tests of it if not all.
-ISA_SELECTION := isa/tests/tests/passes.rs isa/tests/tests/refusals.rs isa/tests/tests/states.rs isa/tests/tests/stress.rs=threads,jumps \
+ISA_SELECTION := isa/tests/tests/passes.rs isa/tests/tests/refusals.rs isa/tests/tests/states.rs isa/tests/tests/fixed.rs isa/tests/tests/stress.rs=threads,jumps \
 	isa/state/tests/moves.rs isa/state/tests/open.rs isa/state/tests/locks.rs \
-	isa/cc/tests/isa/main.rs=driver::a_program_has,driver::what_cannot,signals::timers_that,signals::the_next_owner,programs::signals_reach_handlers_in_programs_that_can_move
+	isa/cc/tests/isa/main.rs=driver::a_program_has,driver::what_cannot,signals::timers_that,signals::the_next_owner,programs::signals_reach_handlers_in_programs_that_can_move,programs::programs_that_can_move_have_children,rest::
 # Tests of that kind to run with those of the crates; they need scripts/setup --isa.
 ALSO ?=
 # All that there is, and the tests that run only where they are named.

@@ -50,6 +50,7 @@ tests! {
     copied_in,
     copied_out,
     criu_images,
+    crossing,
     dns,
     docker,
     frames,
@@ -92,6 +93,9 @@ mod copied_out;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/criu_images.rs"]
 mod criu_images;
+#[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/crossing.rs"]
+mod crossing;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/dns.rs"]
 mod dns;
