@@ -26,7 +26,7 @@ fn disturbed(program: &std::path::Path, random: &mut Rng) -> Result<(Outcome, u3
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).stdout(File::create(&output)?).stderr(File::create(&errors)?);
     let mut child = command.spawn()?;
-    let tree = Tree { root: i32::try_from(child.id())? };
+    let tree = Tree::of(i32::try_from(child.id())?);
     let mut rests = 0;
     while rests < MOST && child.try_wait()?.is_none() {
         std::thread::sleep(Duration::from_micros(random.u64(..BETWEEN)));

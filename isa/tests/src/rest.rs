@@ -28,9 +28,17 @@ const LOOK: Duration = Duration::from_micros(200);
 pub struct Tree {
     /// Its first process.
     pub root: i32,
+    /// The signal that asks it: [`Request::SIGNAL`], or what an emulator makes that of.
+    pub signal: i32,
 }
 
 impl Tree {
+    /// That of a process on this machine's own processor.
+    #[must_use]
+    pub fn of(root: i32) -> Self {
+        Self { root, signal: Request::SIGNAL }
+    }
+
     /// Brings all processes to rest; those that have ended, or end meanwhile, are left out. Gives what each says.
     ///
     /// # Errors
@@ -48,7 +56,7 @@ impl Tree {
                     // One whose threads have ended in an exec may have forgotten; and once more does no harm.
                     None if record.ready && asked.get(&process).is_none_or(|time| time.elapsed() > AGAIN) => {
                         asked.insert(process, Instant::now());
-                        ask(process, Request::Rest)?;
+                        ask(process, self.signal, Request::Rest)?;
                     }
                     None => {}
                 }
@@ -72,7 +80,7 @@ impl Tree {
         let begun = Instant::now();
         let processes = self.processes();
         for &process in &processes {
-            ask(process, Request::GoOn)?;
+            ask(process, self.signal, Request::GoOn)?;
         }
         for process in processes {
             while record(process)?.is_some_and(|record| record.rest.is_some()) {
@@ -113,15 +121,14 @@ impl Tree {
 ///
 /// # Errors
 /// When the kernel refuses it.
-pub fn ask(process: i32, request: Request) -> Result<()> {
+pub fn ask(process: i32, signal: i32, request: Request) -> Result<()> {
     let mut information = [0_u8; 128];
     let mut put = |at: usize, word: i32| information[at..at + 4].copy_from_slice(&word.to_ne_bytes());
-    put(0, Request::SIGNAL);
+    put(0, signal);
     put(8, Request::CODE);
     put(24, request.value());
     // SAFETY: the kernel reads a siginfo_t, 128 bytes, which are there, and writes nothing.
-    let result =
-        unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, process, Request::SIGNAL, information.as_ptr()) };
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, process, signal, information.as_ptr()) };
     let error = io::Error::last_os_error();
     let is_gone = error.raw_os_error() == Some(libc::ESRCH);
     ensure!(result == 0 || is_gone, "cannot ask process {process}: {error}");

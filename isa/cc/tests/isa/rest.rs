@@ -4,22 +4,30 @@
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use godwit_crossing::Request;
 use godwit_isa_plan::{Quarter, Slot};
 use godwit_isa_tests::rest::{Tree, ask, restart};
 
-use crate::common::{cc, executable, isa, scratch, succeed};
+use crate::common::{SETS, cc, executable, isa, scratch, succeed};
 
 const NATIVE: &str = "x86_64";
+/// The other set, and how it is run here.
+const EMULATED: (&str, &[&str]) = SETS[1];
 
 /// Builds a program of `programs/` that can move.
 fn build(name: &str) -> (tempfile::TempDir, PathBuf) {
+    build_with(name, &[])
+}
+
+fn build_with(name: &str, options: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let directory = scratch();
     let source = isa().join("cc/tests/programs").join(name).with_extension("c");
-    succeed(cc(directory.path()).args(["-O2", "-Wall", "-Werror", "-o", "program"]).arg(source));
+    let mut command = cc(directory.path());
+    succeed(command.args(options).args(["-O2", "-Wall", "-Werror", "-o", "program"]).arg(source));
     let program = directory.path().join("program");
     (directory, program)
 }
@@ -29,22 +37,27 @@ struct Stepping {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
+    signal: i32,
 }
 
 impl Stepping {
     fn start(program: &Path, arguments: &[&str]) -> Self {
         let mut command = executable(program, NATIVE, &[]);
-        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::start_by(command.args(arguments), Request::SIGNAL)
+    }
+
+    fn start_by(command: &mut Command, signal: i32) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut started = Self { child, input, output };
+        let mut started = Self { child, input, output, signal };
         started.expect("ready\n");
         started
     }
 
     fn tree(&self) -> Tree {
-        Tree { root: i32::try_from(self.child.id()).expect("a process's number") }
+        Tree { root: i32::try_from(self.child.id()).expect("a process's number"), signal: self.signal }
     }
 
     fn expect(&mut self, line: &str) {
@@ -87,7 +100,10 @@ impl Way {
 /// Rests between steps, and while one is under way.
 fn steps(ways: &[Way], steps: u32) {
     let (_directory, program) = build("rest");
-    let mut running = Stepping::start(&program, &[]);
+    take_steps(Stepping::start(&program, &[]), ways, steps);
+}
+
+fn take_steps(mut running: Stepping, ways: &[Way], steps: u32) {
     let tree = running.tree();
     let mut rests = 0;
     for (number, way) in (1..=steps).zip(ways.iter().cycle()) {
@@ -128,6 +144,16 @@ fn both_ways_to_go_on_follow_one_another() {
 }
 
 #[test]
+fn a_process_of_the_other_set_rests_in_place() {
+    let (set, runner) = EMULATED;
+    let (_directory, asker) = build_with("ended_by_58", &["--plain"]);
+    let status = executable(&asker, set, runner).status().expect("it runs");
+    let signal = status.signal().expect("it ends by the signal");
+    let (_directory, program) = build("rest");
+    take_steps(Stepping::start_by(&mut executable(&program, set, runner), signal), &[Way::InPlace], 6);
+}
+
+#[test]
 fn a_parent_rests_while_the_child_of_its_vfork_has_executed_nothing() {
     let (_directory, program) = build("processes");
     let mut running = Stepping::start(&program, &["held"]);
@@ -147,7 +173,7 @@ fn a_request_that_meets_an_exec_ends_no_program() {
     let (_directory, program) = build("processes");
     let mut command = executable(&program, NATIVE, &[]);
     let mut child = command.args(["executes", TIMES]).stdout(Stdio::piped()).spawn().expect("it starts");
-    let tree = Tree { root: i32::try_from(child.id()).expect("a process's number") };
+    let tree = Tree::of(i32::try_from(child.id()).expect("a process's number"));
     let mut rests = 0;
     while child.try_wait().expect("it is ours").is_none() {
         rests += u32::from(!tree.rest().expect("it comes to rest, or ends").is_empty());
@@ -188,7 +214,7 @@ fn memory_that_is_damaged_is_not_gone_on_with() {
         }
         restart(tree.root).expect("its threads run");
         // The child has the pipes as well.
-        ask(processes[1], Request::GoOn).expect("it is at rest");
+        ask(processes[1], Request::SIGNAL, Request::GoOn).expect("it is at rest");
         drop(running.input);
         let mut said = String::new();
         let mut errors = running.child.stderr.take().expect("a pipe");
