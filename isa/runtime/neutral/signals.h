@@ -45,6 +45,7 @@ enum {
     NR_clone = 220,
     NR_rt_tgsigqueueinfo = 240,
     NR_recvmmsg = 243,
+    NR_pidfd_send_signal = 424,
     NR_epoll_pwait2 = 441,
 };
 

@@ -26,6 +26,7 @@ NOSUSPEND static long issue(long nr, long a, long b, long c, long d, long e, lon
     case NR_kill:
     case NR_tkill:
     case NR_rt_sigqueueinfo:
+    case NR_pidfd_send_signal:
         return b == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
     case NR_tgkill:
     case NR_rt_tgsigqueueinfo:

@@ -3,6 +3,7 @@
 #include "check.h"
 #include <errno.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +25,9 @@ int main(void)
     CHECK(kill(getpid(), RESERVED) == -1 && errno == EINVAL);
     CHECK(raise(RESERVED) == -1 && errno == EINVAL);
     CHECK(sigqueue(getpid(), RESERVED, (union sigval){0}) == -1 && errno == EINVAL);
+    siginfo_t information = {.si_signo = RESERVED, .si_code = SI_QUEUE};
+    CHECK(syscall(SYS_rt_sigqueueinfo, getpid(), RESERVED, &information) == -1 && errno == EINVAL);
+    CHECK(syscall(SYS_pidfd_send_signal, -1, RESERVED, &information, 0) == -1 && errno == EINVAL);
     CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer) == -1 && errno == EINVAL);
     sigfillset(&set);
     CHECK(!sigprocmask(SIG_BLOCK, &set, 0) && !sigprocmask(SIG_BLOCK, 0, &set));
