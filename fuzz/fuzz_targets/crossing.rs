@@ -3,7 +3,7 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use godwit_crossing::{Contents, Executable, Fate, Record, starts};
+use godwit_crossing::{Contents, Executable, Fate, Record, Request, starts};
 use godwit_isa_plan::{PAGE, PRIVATE_DATA, PRIVATE_TEXT, RECORD};
 use libfuzzer_sys::fuzz_target;
 
@@ -78,7 +78,8 @@ fn look(bytes: &[u8]) {
 fuzz_target!(|input: Input<'_>| {
     match input {
         Input::Record(bytes) => {
-            let _ = Record::decode(&bytes);
+            let next = Record::decode(&bytes).ok().and_then(|record| record.next());
+            assert!(next.is_none_or(|number| number > 0 && Request::Rest(number).value() >> 2 == number));
         }
         Input::Threads(pointers) => {
             if let Ok(found) = starts(&pointers) {

@@ -2,10 +2,11 @@
 //! asks it (`isa/runtime/include/gw/rest.h`). Little endian:
 //!
 //! ```text
-//!  0  u8[32]  identity of the build           48  u32  resting: all threads stand still
-//! 32  u8[8]   "GODWREST"                      52  u32  threads that do
-//! 40  u32     version: 1                      56  u64  number of the rest, from 1
-//! 44  u32     ready: requests are heard       64  u64  nanoseconds from the request to rest
+//!  0  u8[32]  identity of the build           52  u32  threads that do
+//! 32  u8[8]   "GODWREST"                      56  u64  number of the rest
+//! 40  u32     version: 1                      64  u64  nanoseconds from the request to rest
+//! 44  u32     ready: requests are heard       72  u64  highest number that is over
+//! 48  u32     resting: all threads stand still
 //! ```
 
 use std::time::Duration;
@@ -16,10 +17,10 @@ const VERSION: u32 = 1;
 /// What a process is asked for by a queued signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// To come to rest.
-    Rest,
-    /// To go on in place.
-    GoOn,
+    /// To come to rest: the one of this number.
+    Rest(u32),
+    /// To go on in place when it is at the rest of this number, and not to come to it any more.
+    GoOn(u32),
 }
 
 impl Request {
@@ -30,10 +31,10 @@ impl Request {
 
     /// The signal's `si_value`.
     #[must_use]
-    pub fn value(self) -> i32 {
+    pub fn value(self) -> u32 {
         match self {
-            Self::Rest => 1,
-            Self::GoOn => 2,
+            Self::Rest(number) => number << 2 | 1,
+            Self::GoOn(number) => number << 2 | 2,
         }
     }
 }
@@ -47,12 +48,14 @@ pub struct Record {
     pub ready: bool,
     /// The rest that it is at.
     pub rest: Option<Rest>,
+    /// The highest number of a rest that is over or was taken back.
+    pub over: u64,
 }
 
 /// A rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
-    /// Its number, from 1.
+    /// Its number.
     pub number: u64,
     /// How many threads stand still.
     pub threads: u32,
@@ -75,7 +78,14 @@ pub enum RecordError {
 
 impl Record {
     /// How many bytes it has.
-    pub const BYTES: usize = 72;
+    pub const BYTES: usize = 80;
+
+    /// The number of the next rest to ask for; none when a request has no room for it, as after no number of rests that
+    /// a process could have been at.
+    #[must_use]
+    pub fn next(&self) -> Option<u32> {
+        u32::try_from(self.over).ok().filter(|over| *over < u32::MAX >> 2).map(|over| over + 1)
+    }
 
     /// Reads a record.
     ///
@@ -92,7 +102,7 @@ impl Record {
         if u32_at(0) != VERSION {
             return Err(RecordError::Version(u32_at(0)));
         }
-        let mut record = Self { identity: [0; 32], ready: u32_at(4) != 0, rest: None };
+        let mut record = Self { identity: [0; 32], ready: u32_at(4) != 0, rest: None, over: u64_at(32) };
         record.identity.copy_from_slice(identity);
         if u32_at(8) != 0 {
             let park_time = Duration::from_nanos(u64_at(24));
@@ -114,6 +124,7 @@ mod tests {
         }
         bytes[56..64].copy_from_slice(&9_u64.to_le_bytes());
         bytes[64..72].copy_from_slice(&1500_u64.to_le_bytes());
+        bytes[72..80].copy_from_slice(&8_u64.to_le_bytes());
         bytes
     }
 
@@ -121,7 +132,10 @@ mod tests {
     fn a_record_says_what_the_process_is_at() {
         let resting = Record::decode(&record(VERSION, 1)).expect("it is one");
         let rest = Rest { number: 9, threads: 3, park_time: Duration::from_nanos(1500) };
-        assert_eq!(resting, Record { identity: [7; 32], ready: true, rest: Some(rest) });
+        assert_eq!(resting, Record { identity: [7; 32], ready: true, rest: Some(rest), over: 8 });
+        assert_eq!(resting.next(), Some(9));
+        assert_eq!(Record { over: u64::MAX, ..resting }.next(), None);
+        assert_eq!(Record { over: u64::from(u32::MAX >> 2), ..resting }.next(), None);
         assert_eq!(Record::decode(&record(VERSION, 0)).expect("it is one").rest, None);
     }
 

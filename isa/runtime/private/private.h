@@ -117,7 +117,9 @@ const char *gw_unsound_rest(void);
 
 // rest.c
 void gw_begin_listening(void);
-int gw_rest_request_of(const struct gw_signal_info *information);
+int gw_hear_of_rest(const struct gw_signal_info *information);
+int gw_is_rest_wanted(void);
+void gw_forked_rest(void);
 void gw_settle_for_rest(const struct gw_thread *thread);
 void gw_stand_still(uint32_t threads, uint64_t requested);
 void gw_hold_requests(void);

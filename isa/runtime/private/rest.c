@@ -10,14 +10,36 @@ struct gw_rest gw_rest __attribute__((section(".gw.rest"))) = {.magic = GW_REST_
 
 void gw_begin_listening(void) { __atomic_store_n(&gw_rest.ready, 1, __ATOMIC_RELEASE); }
 
-// The request of a signal; 0: it is something else.
-int gw_rest_request_of(const struct gw_signal_info *information) {
-    int value;
+// The highest number that was asked for.
+static uint64_t begun;
+
+static void raise(uint64_t *highest, uint64_t number) {
+    uint64_t found = __atomic_load_n(highest, __ATOMIC_SEQ_CST);
+    while (found < number &&
+           !__atomic_compare_exchange_n(highest, &found, number, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
+}
+
+int gw_is_rest_wanted(void) {
+    return __atomic_load_n(&begun, __ATOMIC_SEQ_CST) > __atomic_load_n(&gw_rest.over, __ATOMIC_SEQ_CST);
+}
+
+// Takes a request down. Says whether the signal is one.
+int gw_hear_of_rest(const struct gw_signal_info *information) {
+    uint32_t value;
     __builtin_memcpy(&value, information->rest, sizeof value);
     if (information->signal != GW_SIGNAL || information->code != GW_SI_REST)
         return 0;
-    return value == GW_REST_BEGIN || value == GW_REST_END ? value : 0;
+    uint32_t request = value & ((1U << GW_REST_NUMBER_SHIFT) - 1);
+    if (request == GW_REST_BEGIN)
+        raise(&begun, value >> GW_REST_NUMBER_SHIFT);
+    else if (request == GW_REST_END)
+        raise(&gw_rest.over, value >> GW_REST_NUMBER_SHIFT);
+    return 1;
 }
+
+// The child of a fork has not been asked.
+void gw_forked_rest(void) { begun = gw_rest.over; }
 
 // By each thread, before it stands still. A stop that was sent to it must not stay in the kernel's queue: the kernel
 // delivers what is pending at the end of any call. What the program's part of the native stack holds is of no use.
@@ -39,17 +61,17 @@ void gw_stand_still(uint32_t threads, uint64_t requested) {
     __gw_signal_table.pending_count = 0;
     gw_begin_rest_time();
     gw_rest.threads = threads;
-    gw_rest.number++;
+    gw_rest.number = begun;
     gw_rest.park_nanoseconds = gw_nanoseconds() - requested;
     __atomic_store_n(&gw_rest.resting, 1, __ATOMIC_SEQ_CST);
-    for (;;) {
+    while (gw_is_rest_wanted()) {
         struct gw_signal_info information = {0};
         long signal = gw_call(GW_NR_rt_sigtimedwait, (long)&set, (long)&information, 0, SIGNAL_SET_BYTES, 0, 0);
         // Whoever freezes the process, or looks at it as a debugger does, ends the call.
         if (signal < 0 && signal != -EINTR)
             gw_fail("cannot wait at rest", 0, signal);
-        if (signal > 0 && gw_rest_request_of(&information) == GW_REST_END)
-            break;
+        if (signal > 0)
+            (void)gw_hear_of_rest(&information);
     }
     __atomic_store_n(&gw_rest.resting, 0, __ATOMIC_SEQ_CST);
     gw_end_rest_time();

@@ -35,7 +35,6 @@ static struct {
     uint32_t left_out;  // the child of a fork: a state is of one process, so this one is not captured
     uint32_t wanted;    // WANTS_…: a handler has seen a request that no stop has taken up yet
     uint32_t for_rest;  // this stop is
-    uint32_t rest;      // asked for, and neither over nor taken back
     uint64_t polls;     // counted since the last stop
     uint64_t requested; // when the capture was asked for; 0: not
     uint64_t rest_time; // when rest was; 0: not
@@ -63,15 +62,13 @@ static int is_captured_by_signals(void) {
 void gw_on_request(int signal, void *information, void *context) {
     struct gw_thread *thread = gw_this_thread();
     const struct gw_signal_info *of = information;
-    int request = gw_rest_request_of(of);
-    if (request == GW_REST_BEGIN) {
-        note_time(&world.rest_time);
-        __atomic_store_n(&world.rest, 1, __ATOMIC_SEQ_CST);
-        ask(thread, WANTS_REST);
-    } else if (request == GW_REST_END) {
-        // Not everybody has parked yet: the stop that may be under way becomes none.
-        __atomic_store_n(&world.rest, 0, __ATOMIC_SEQ_CST);
-    } else if (signal == GW_SIGNAL && (of->code == SI_TKILL || of->code == GW_SI_REST)) {
+    if (gw_hear_of_rest(of)) {
+        // Else it was taken back: a stop that is under way lets all go on at its end.
+        if (gw_is_rest_wanted()) {
+            note_time(&world.rest_time);
+            ask(thread, WANTS_REST);
+        }
+    } else if (signal == GW_SIGNAL && of->code == SI_TKILL) {
         // Who stops the world has set the request already.
     } else if (!world.left_out && is_captured_by_signals()) {
         if (gw_settings.report)
@@ -165,9 +162,8 @@ static void ring(void) {
 
 // With the lock.
 static void rest(void) {
-    if (__atomic_load_n(&world.rest, __ATOMIC_SEQ_CST))
+    if (gw_is_rest_wanted())
         gw_stand_still(world.live, world.rest_time);
-    __atomic_store_n(&world.rest, 0, __ATOMIC_SEQ_CST);
     world.rest_time = 0;
 }
 
@@ -287,8 +283,8 @@ void gw_forked_world(struct gw_thread *thread) {
     world.parked = 0;
     world.stopping = 0;
     world.wanted = 0;
-    world.rest = 0;
     world.rest_time = 0;
+    gw_forked_rest();
     uint32_t stays = GW_REQUEST_SIGNAL | lasting_request();
     __atomic_fetch_and(&thread->request, stays, __ATOMIC_SEQ_CST);
 }

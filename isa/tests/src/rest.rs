@@ -52,13 +52,14 @@ impl Tree {
             for &process in &processes {
                 let Some(record) = record(process)? else { continue };
                 match record.rest {
-                    Some(rest) => resting.push((process, rest)),
+                    Some(rest) if rest.number > record.over => resting.push((process, rest)),
                     // One whose threads have ended in an exec may have forgotten; and once more does no harm.
                     None if record.ready && asked.get(&process).is_none_or(|time| time.elapsed() > AGAIN) => {
                         asked.insert(process, Instant::now());
-                        ask(process, self.signal, Request::Rest)?;
+                        let number = record.next().context("the process has no number left for a rest")?;
+                        ask(process, self.signal, Request::Rest(number))?;
                     }
-                    None => {}
+                    _ => {}
                 }
             }
             // None of those at rest can fork.
@@ -80,7 +81,8 @@ impl Tree {
         let begun = Instant::now();
         let processes = self.processes();
         for &process in &processes {
-            ask(process, self.signal, Request::GoOn)?;
+            let Some(Record { rest: Some(rest), .. }) = record(process)? else { continue };
+            ask(process, self.signal, Request::GoOn(u32::try_from(rest.number)?))?;
         }
         for process in processes {
             while record(process)?.is_some_and(|record| record.rest.is_some()) {
@@ -123,10 +125,10 @@ impl Tree {
 /// When the kernel refuses it.
 pub fn ask(process: i32, signal: i32, request: Request) -> Result<()> {
     let mut information = [0_u8; 128];
-    let mut put = |at: usize, word: i32| information[at..at + 4].copy_from_slice(&word.to_ne_bytes());
-    put(0, signal);
-    put(8, Request::CODE);
-    put(24, request.value());
+    let mut put = |at: usize, word: [u8; 4]| information[at..at + 4].copy_from_slice(&word);
+    put(0, signal.to_ne_bytes());
+    put(8, Request::CODE.to_ne_bytes());
+    put(24, request.value().to_ne_bytes());
     // SAFETY: the kernel reads a siginfo_t, 128 bytes, which are there, and writes nothing.
     let result = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, process, signal, information.as_ptr()) };
     let error = io::Error::last_os_error();

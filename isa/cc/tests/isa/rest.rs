@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use godwit_crossing::Request;
 use godwit_isa_plan::{Quarter, Slot};
-use godwit_isa_tests::rest::{Tree, ask, restart};
+use godwit_isa_tests::rest::{Tree, ask, record, restart};
 
 use crate::common::{SETS, cc, executable, isa, scratch, succeed};
 
@@ -168,6 +168,39 @@ fn a_parent_rests_while_the_child_of_its_vfork_has_executed_nothing() {
 }
 
 #[test]
+fn a_request_that_is_taken_back_is_forgotten() {
+    let (_directory, program) = build("fault_waits");
+    // In either order: two threads may handle them at once.
+    for requests in [[Request::Rest(1), Request::GoOn(1)], [Request::GoOn(1), Request::Rest(1)]] {
+        let mut running = Stepping::start(&program, &[]);
+        let process = running.tree().root;
+        for request in requests {
+            ask(process, Request::SIGNAL, request).expect("it is there");
+        }
+        running.input.write_all(b"x").expect("the handler reads");
+        while running.child.try_wait().expect("it is ours").is_none() {
+            let record = record(process).expect("it is godwit-cc's");
+            assert_eq!(record.and_then(|record| record.rest), None, "it came to rest");
+        }
+        running.finish();
+    }
+}
+
+#[test]
+fn a_process_rests_once_the_handler_of_a_fault_is_over() {
+    let (_directory, program) = build("fault_waits");
+    let mut running = Stepping::start(&program, &[]);
+    let process = running.tree().root;
+    ask(process, Request::SIGNAL, Request::Rest(1)).expect("it is there");
+    running.input.write_all(b"x").expect("the handler reads");
+    let tree = running.tree();
+    let resting = tree.rest().expect("it comes to rest");
+    assert_eq!(resting.len(), 1);
+    tree.restart().expect("it goes on");
+    running.finish();
+}
+
+#[test]
 fn a_request_that_meets_an_exec_ends_no_program() {
     const TIMES: &str = "300";
     let (_directory, program) = build("processes");
@@ -214,7 +247,7 @@ fn memory_that_is_damaged_is_not_gone_on_with() {
         }
         restart(tree.root).expect("its threads run");
         // The child has the pipes as well.
-        ask(processes[1], Request::SIGNAL, Request::GoOn).expect("it is at rest");
+        ask(processes[1], Request::SIGNAL, Request::GoOn(1)).expect("it is at rest");
         drop(running.input);
         let mut said = String::new();
         let mut errors = running.child.stderr.take().expect("a pipe");

@@ -4,9 +4,12 @@
 
 #include <stdint.h>
 
-// si_code and si_value of signal 58, queued by another process (rt_sigqueueinfo). No call of the program's can send it.
+// si_code of signal 58, queued by another process (rt_sigqueueinfo). No call of the program's can send it. Its value is
+// what is asked for, and the number of the rest above. Two threads may handle two requests in any order, so not the
+// order counts but the number: one that is over does not begin.
 enum { GW_SI_REST = -58 };
 enum gw_rest_request { GW_REST_BEGIN = 1, GW_REST_END = 2 };
+#define GW_REST_NUMBER_SHIFT 2
 
 #define GW_REST_MAGIC "GODWREST"
 #define GW_REST_VERSION 1
@@ -18,9 +21,10 @@ struct gw_rest {
     uint32_t ready;            // not zero: requests are heard
     uint32_t resting;          // not zero: all threads stand still, and what follows is of this rest
     uint32_t threads;          // that stand still
-    uint64_t number;           // of the rest, from 1
+    uint64_t number;           // of the rest
     uint64_t park_nanoseconds; // from the request's arrival until the last thread stood still
+    uint64_t over;             // the highest number whose rest is over, or was taken back
 };
-_Static_assert(sizeof(struct gw_rest) == 40, "isa/ABI.md, section 7");
+_Static_assert(sizeof(struct gw_rest) == 48, "isa/ABI.md, section 7");
 
 #endif
