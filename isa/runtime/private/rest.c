@@ -1,6 +1,5 @@
 // Rest: all threads stand still in place, with nothing of the program's in registers or on native stacks, until
-// somebody lets the process go on here, or its memory goes on elsewhere (restored.c). world.c brings the threads here;
-// nothing but the record is changed that the program or the kernel would know of.
+// somebody lets the process go on here, or its memory goes on elsewhere (restored.c). world.c brings the threads here.
 #include "private.h"
 
 enum { SIGNAL_SET_BYTES = 8, SIG_BLOCK = 0, SIG_UNBLOCK = 1, EINTR = 4, MADV_DONTNEED = 4 };

@@ -191,9 +191,11 @@ static void finish_stop(const struct gw_thread *self) {
     for (uint32_t slot = 0; slot < world.slots; slot++)
         if (gw_native_threads[slot].live)
             __atomic_fetch_or(&gw_thread_of_slot(slot)->request, lasting_request(), __ATOMIC_SEQ_CST);
-    world.polls = 0;
+    if (!world.for_rest) {
+        world.polls = 0;
+        __atomic_store_n(&world.requested, 0, __ATOMIC_RELAXED);
+    }
     world.parked = 0;
-    __atomic_store_n(&world.requested, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&world.stopping, 0, __ATOMIC_RELEASE);
     world.stops++;
     // Somebody asked again meanwhile.
