@@ -93,6 +93,7 @@ void gw_timers_forked(void);
 // waits.c
 int gw_is_wait(long nr);
 int gw_ends(struct gw_signals *signals, long nr, int entered);
+int gw_is_unfounded(const struct gw_signals *signals, long nr, long result);
 long gw_waiting_call(volatile int *cancel, long nr, long a, long b, long c, long d, long e, long f);
 
 #endif

@@ -71,6 +71,8 @@ static inline long perform(volatile int *cancel, long nr, long a, long b, long c
         long result = issue(nr, a, b, c, d, e, f);
         entered |= signals->entered != 0;
         gw_settle();
+        if (gw_is_unfounded(signals, nr, result))
+            continue;
         if (result != GW_ABANDONED)
             return result;
         if (gw_ends(signals, nr, entered))

@@ -114,6 +114,12 @@ NOSUSPEND int gw_ends(struct gw_signals *signals, long nr, int entered) {
     return interrupted == GW_ENDS_WITH_EINTR || never_restarts(nr);
 }
 
+// The kernel has ended a call for a signal sent to the process that another thread has then taken: a request of the
+// runtime's, of which the program must not know. No handler has run, so nothing has ended the call.
+NOSUSPEND int gw_is_unfounded(const struct gw_signals *signals, long nr, long result) {
+    return result == -EINTR && signals->interrupted == GW_NOT_INTERRUPTED && may_end(nr);
+}
+
 NOSUSPEND static long now(int clock) {
     struct gw_time time = {0, 0};
     struct gw_thread *thread = gw_self();
@@ -274,6 +280,8 @@ long gw_waiting_call(volatile int *cancel, long nr, long a, long b, long c, long
         entered |= signals->entered != 0;
         gw_settle();
         leave_mask(signals);
+        if (gw_is_unfounded(signals, nr, result))
+            continue;
         if (result != GW_ABANDONED)
             return result;
         if (gw_ends(signals, nr, entered))
