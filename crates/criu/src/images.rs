@@ -10,6 +10,7 @@
 //! that are not named here are passed over. What is read may come from another node, so lengths
 //! are checked before anything is allocated.
 
+mod address_space;
 mod cgroup;
 mod connected;
 mod connection;
@@ -18,9 +19,13 @@ mod devices;
 mod doubt;
 mod memory;
 mod network;
+mod opened;
 mod plain;
+mod process_images;
 mod rights;
 mod system_calls;
+mod thread;
+pub(crate) mod wire;
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -29,6 +34,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
+pub use address_space::{AddressSpace, MappedArea};
 pub use cgroup::stay_in_cgroup;
 pub use connected::connections;
 pub use connection::scale_windows;
@@ -39,9 +45,12 @@ pub use memory::{
     wiped_areas,
 };
 pub use network::bring_network;
+pub use opened::OpenedFile;
 pub use plain::{LazyPages, bring, make_plain};
+pub use process_images::{ChangedImages, ProcessImages};
 pub use rights::{Allowed, excess};
 pub use system_calls::{Refused, RefusedOf};
+pub use thread::{Architecture, Registers, SignalAction, ThreadImage};
 
 /// First word of ordinary images.
 const COMMON_MAGIC: u32 = 0x5456_4319;

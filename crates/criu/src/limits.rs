@@ -15,6 +15,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::images::wire::Fields;
 use crate::images::{ImageError, ImageKind, rewrite};
 use crate::status;
 
@@ -236,43 +237,25 @@ fn repair_all(limit: Limit, images: &Path) -> Result<usize, ImageError> {
 /// The record of a process with another limit: `core_entry { task_core_entry tc = 3 { task_rlimits_entry
 /// rlimits = 8 { repeated rlimit_entry rlimits = 1 } } }`. All else stays byte by byte.
 fn with_limit(record: &[u8], limit: Limit, soft: u64, hard: u64) -> Result<Vec<u8>, String> {
-    let mut entry = vec![];
-    for (tag, value) in [(1, soft), (2, hard)] {
-        prost::encoding::uint64::encode(tag, &value, &mut entry);
-    }
+    let mut entry = Fields::default();
+    entry.set_number(1, soft);
+    entry.set_number(2, hard);
     // They stand there in the order of their numbers.
     let place = limit.resource() as usize;
-    replace(record, &[(3, 0), (8, 0), (1, place)], &entry)
-}
-
-/// A message with another content of the field at the end of the path: of each step the tag, and which of
-/// the fields with this tag.
-fn replace(message: &[u8], path: &[(u32, usize)], content: &[u8]) -> Result<Vec<u8>, String> {
-    use prost::encoding::{
-        DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint, skip_field,
-    };
-    let Some(((wanted, which), deeper)) = path.split_first() else { return Ok(content.to_vec()) };
-    let (mut rest, mut seen) = (message, 0);
-    while !rest.is_empty() {
-        let start = message.len() - rest.len();
-        let text = |error: prost::DecodeError| error.to_string();
-        let (tag, kind) = decode_key(&mut rest).map_err(text)?;
-        if tag != *wanted || kind != WireType::LengthDelimited || seen != *which {
-            seen += usize::from(tag == *wanted);
-            skip_field(kind, tag, &mut rest, DecodeContext::default()).map_err(text)?;
-            continue;
-        }
-        let length = usize::try_from(decode_varint(&mut rest).map_err(text)?).map_err(|e| e.to_string())?;
-        let (inner, after) = rest.split_at_checked(length).ok_or("it ends inside a field")?;
-        let inner = replace(inner, deeper, content)?;
-        let mut out = message[..start].to_vec();
-        encode_key(tag, kind, &mut out);
-        encode_varint(inner.len() as u64, &mut out);
-        out.extend(inner);
-        out.extend(after);
-        return Ok(out);
-    }
-    Err(format!("it has no field {wanted} where the limits are"))
+    let missing = |tag: u32| format!("it has no field {tag} where the limits are");
+    let here = |tag, there: bool| there.then_some(()).ok_or_else(|| missing(tag));
+    let mut core = Fields::decode(record)?;
+    let task = core.change(3, |task| {
+        let limits = task.change(8, |limits| {
+            let mut all: Vec<_> = limits.all(1)?.into_iter().map(<[u8]>::to_vec).collect();
+            *all.get_mut(place).ok_or_else(|| missing(1))? = entry.encode();
+            limits.set_all(1, all);
+            Ok(())
+        })?;
+        here(8, limits)
+    })?;
+    here(3, task)?;
+    Ok(core.encode())
 }
 
 #[cfg(test)]

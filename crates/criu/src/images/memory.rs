@@ -21,11 +21,12 @@ const MAP_LOCKED: u32 = 0x2000;
 const MAP_HUGETLB: u32 = 0x4_0000;
 
 /// CRIU's kinds of area, `VMA_AREA_*` of its image.h.
-const AREA_VSYSCALL: u32 = 1 << 2;
-const AREA_VDSO: u32 = 1 << 3;
+pub(super) const AREA_VSYSCALL: u32 = 1 << 2;
+pub(super) const AREA_VDSO: u32 = 1 << 3;
 const AREA_FILE_PRIVATE: u32 = 1 << 6;
-const AREA_VVAR: u32 = 1 << 12;
-const AREA_GUARD: u32 = 1 << 16;
+pub(super) const AREA_VVAR: u32 = 1 << 12;
+pub(super) const AREA_AIO_RING: u32 = 1 << 13;
+pub(super) const AREA_GUARD: u32 = 1 << 16;
 
 /// Longest run of pages in one written entry, in pages: CRIU before 4.2 counts them in 32 bits, and
 /// in places with a sign.
@@ -167,7 +168,8 @@ impl PagemapEntry {
             (_, flags) => flags.unwrap_or(PRESENT),
         };
         let has = |flag| flags & flag != 0;
-        is_whole.then(|| PageRun {
+        let is_known = flags & !(PRESENT | LAZY | IN_PARENT) == 0;
+        (is_whole && is_known).then(|| PageRun {
             addresses,
             present: has(PRESENT),
             lazy: has(LAZY),
@@ -187,7 +189,10 @@ impl Pagemap {
         for entry in entries {
             let entry = PagemapEntry::decode(*entry).map_err(|error| error.to_string())?;
             let run = entry.run().filter(|run| run.addresses.start >= end).ok_or_else(|| {
-                format!("an entry at {:#x} is empty, misaligned or out of order", entry.address)
+                format!(
+                    "an entry at {:#x} is empty, misaligned, out of order or of a kind that is not known here",
+                    entry.address
+                )
             })?;
             end = run.addresses.end;
             runs.push(run);

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use prost::Message;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
+use crate::images::wire::Fields;
 use crate::images::{FileEntry, ImageError, ImageKind, rewrite};
 
 /// The field of a `file_entry` that is its `reg_file_entry`.
@@ -32,7 +32,7 @@ pub fn forget_root_mode(images: &Path) -> Result<bool, ImageError> {
                     && file.mode.is_some_and(|mode| mode & KIND == DIRECTORY)
             });
             changed.push(match is_root {
-                true => Cow::Owned(without_mode(record).ok_or("a record of it is damaged")?),
+                true => Cow::Owned(without_mode(record)?),
                 false => Cow::Borrowed(*record),
             });
             found |= is_root;
@@ -43,45 +43,13 @@ pub fn forget_root_mode(images: &Path) -> Result<bool, ImageError> {
 }
 
 /// A record without the mode.
-fn without_mode(record: &[u8]) -> Option<Vec<u8>> {
-    let mut changed = Vec::with_capacity(record.len());
-    for (tag, field, content) in fields(record)? {
-        if tag != REGULAR {
-            changed.extend_from_slice(field);
-            continue;
-        }
-        let inner: Vec<u8> = fields(content)?
-            .iter()
-            .filter(|(tag, ..)| *tag != MODE)
-            .flat_map(|(_, field, _)| *field)
-            .copied()
-            .collect();
-        prost::encoding::encode_key(REGULAR, WireType::LengthDelimited, &mut changed);
-        prost::encoding::encode_varint(u64::try_from(inner.len()).ok()?, &mut changed);
-        changed.extend(inner);
-    }
-    Some(changed)
-}
-
-/// A field of a message (Protocol Buffers, encoding): its number, all of it, and what is in one that has a length.
-type Field<'a> = (u32, &'a [u8], &'a [u8]);
-
-/// The fields of a message.
-fn fields(mut message: &[u8]) -> Option<Vec<Field<'_>>> {
-    let mut found = Vec::new();
-    while !message.is_empty() {
-        let whole = message;
-        let (tag, kind) = decode_key(&mut message).ok()?;
-        let mut content = &[][..];
-        if kind == WireType::LengthDelimited {
-            let length = usize::try_from(decode_varint(&mut message).ok()?).ok()?;
-            (content, message) = message.split_at_checked(length)?;
-        } else {
-            skip_field(kind, tag, &mut message, DecodeContext::default()).ok()?;
-        }
-        found.push((tag, &whole[..whole.len() - message.len()], content));
-    }
-    Some(found)
+fn without_mode(record: &[u8]) -> Result<Vec<u8>, String> {
+    let mut fields = Fields::decode(record)?;
+    fields.change(REGULAR, |fields| {
+        fields.remove(MODE);
+        Ok(())
+    })?;
+    Ok(fields.encode())
 }
 
 #[cfg(test)]
@@ -116,11 +84,5 @@ mod tests {
         assert_eq!(read[0].regular.as_ref().unwrap().mode, None);
         assert_eq!(read[1..], all[1..]);
         assert!(!forget_root_mode(directory.path()).unwrap());
-    }
-
-    #[test]
-    fn a_record_that_is_cut_off_is_not_taken_apart() {
-        assert_eq!(fields(&[0x1a, 9, 1]), None);
-        assert_eq!(fields(&[0x08]), None);
     }
 }

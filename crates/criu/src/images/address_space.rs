@@ -1,0 +1,323 @@
+//! `mm-PID.img`: the address space of a process as something that can be changed, with the areas of an executable, its
+//! bounds and the auxiliary vector. What is not changed stays byte for byte.
+
+use std::ops::Range;
+
+use super::memory::{AREA_AIO_RING, AREA_GUARD, AREA_VDSO, AREA_VSYSCALL, AREA_VVAR};
+use super::wire::Fields;
+
+/// Fields of `mm_entry`.
+mod field {
+    pub(super) const CODE: [u32; 2] = [1, 2];
+    pub(super) const DATA: [u32; 2] = [3, 4];
+    pub(super) const STACK: u32 = 5;
+    pub(super) const EXECUTABLE: u32 = 12;
+    pub(super) const AUXILIARY: u32 = 13;
+    pub(super) const AREAS: u32 = 14;
+    pub(super) const RINGS: u32 = 16;
+}
+
+/// Fields of `vma_entry`.
+mod area {
+    pub(super) const START: u32 = 1;
+    pub(super) const END: u32 = 2;
+    pub(super) const OFFSET: u32 = 3;
+    pub(super) const OBJECT: u32 = 4;
+    pub(super) const PROTECTION: u32 = 5;
+    pub(super) const FLAGS: u32 = 6;
+    pub(super) const KIND: u32 = 7;
+    pub(super) const DESCRIPTOR: u32 = 8;
+    pub(super) const FILE_FLAGS: u32 = 10;
+}
+
+/// Most areas that a process can have with the kernel's largest setting that godwit sees (`vm.max_map_count`).
+const MOST_AREAS: usize = 1 << 20;
+/// -1 as `sint64`: CRIU's areas have no descriptor.
+const NO_DESCRIPTOR: u64 = 1;
+/// Of an area of a program: `VMA_AREA_REGULAR`.
+const REGULAR: u32 = 1;
+const FILE_PRIVATE: u32 = 1 << 6;
+const ANONYMOUS_PRIVATE: u32 = 1 << 9;
+const MAP_PRIVATE: u32 = 0x2;
+const MAP_ANONYMOUS: u32 = 0x20;
+const MAP_GROWSDOWN: u32 = 0x100;
+const PROT_EXEC: u32 = 4;
+/// Areas of programs: regular, stack, heap, files and anonymous memory, private and shared, System V, memfd, guards.
+const KNOWN_KINDS: u32 = 0x1 | 0x2 | 0x20 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x4000 | AREA_GUARD;
+/// Those that areas keep: shared, private, droppable, fixed, anonymous, growing down, locked, without reserve, huge. They
+/// are the same on all instruction sets.
+const KNOWN_FLAGS: u32 = 0x1 | 0x2 | 0x8 | 0x10 | 0x20 | 0x100 | 0x2000 | 0x4000 | 0x4_0000;
+
+/// An area, as far as it is looked at; the rest of it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedArea<'a> {
+    fields: Fields<'a>,
+    /// Its addresses.
+    pub range: Range<u64>,
+    /// `PROT_*` of mmap(2).
+    pub protection: u32,
+    /// `MAP_*` of mmap(2).
+    pub flags: u32,
+    /// `VMA_*` of CRIU's image.h.
+    pub kind: u32,
+    /// The flags with which its file is opened, if it has one.
+    pub file_flags: Option<u32>,
+}
+
+impl<'a> MappedArea<'a> {
+    /// A part of a file that is mapped privately.
+    #[must_use]
+    pub fn of_file(range: Range<u64>, protection: u32, file: u32, offset: u64) -> Self {
+        let kind = REGULAR | FILE_PRIVATE;
+        Self::new(range, protection, MAP_PRIVATE, kind, (u64::from(file), offset), Some(0))
+    }
+
+    /// Private memory that begins as zeros.
+    #[must_use]
+    pub fn of_zeros(range: Range<u64>, protection: u32) -> Self {
+        let kind = REGULAR | ANONYMOUS_PRIVATE;
+        Self::new(range, protection, MAP_PRIVATE | MAP_ANONYMOUS, kind, (0, 0), None)
+    }
+
+    fn new(
+        range: Range<u64>,
+        protection: u32,
+        flags: u32,
+        kind: u32,
+        (object, offset): (u64, u64),
+        file_flags: Option<u32>,
+    ) -> Self {
+        let mut fields = Fields::default();
+        let numbers = [
+            (area::START, range.start),
+            (area::END, range.end),
+            (area::OFFSET, offset),
+            (area::OBJECT, object),
+            (area::PROTECTION, protection.into()),
+            (area::FLAGS, flags.into()),
+            (area::KIND, kind.into()),
+            (area::DESCRIPTOR, NO_DESCRIPTOR),
+        ];
+        for (tag, number) in numbers {
+            fields.set_number(tag, number);
+        }
+        if let Some(flags) = file_flags {
+            fields.set_number(area::FILE_FLAGS, flags.into());
+        }
+        Self { fields, range, protection, flags, kind, file_flags }
+    }
+
+    fn decode(record: &'a [u8]) -> Result<Self, String> {
+        let fields = Fields::decode(record)?;
+        let number = |tag| fields.number(tag)?.ok_or(format!("an area has no field {tag}"));
+        let short = |tag| fields.number32(tag)?.ok_or(format!("an area has no field {tag}"));
+        Ok(Self {
+            range: number(area::START)?..number(area::END)?,
+            protection: short(area::PROTECTION)?,
+            flags: short(area::FLAGS)?,
+            kind: short(area::KIND)?,
+            file_flags: fields.number32(area::FILE_FLAGS)?,
+            fields,
+        })
+    }
+
+    /// Is it one that the kernel has put there for its own (vDSO, vvar, vsyscall)?
+    #[must_use]
+    pub fn is_of_kernel(&self) -> bool {
+        self.kind & (AREA_VSYSCALL | AREA_VDSO | AREA_VVAR) != 0
+    }
+
+    /// Is it a ring of asynchronous input and output (io_setup(2))?
+    #[must_use]
+    pub fn is_ring(&self) -> bool {
+        self.kind & AREA_AIO_RING != 0
+    }
+
+    /// Is it no area of its own, but pages in others that madvise(2) made inaccessible (`MADV_GUARD_INSTALL`)?
+    #[must_use]
+    pub fn is_guard(&self) -> bool {
+        self.kind & AREA_GUARD != 0
+    }
+
+    /// Can it be one of a program, and made again on any instruction set? All bits of its flags and kind are known.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.kind & !KNOWN_KINDS == 0 && self.flags & !KNOWN_FLAGS == 0 && self.protection & !7 == 0
+    }
+
+    /// Does it grow down, as the first stack does?
+    #[must_use]
+    pub fn grows_down(&self) -> bool {
+        self.flags & MAP_GROWSDOWN != 0
+    }
+
+    /// May what is in it be executed?
+    #[must_use]
+    pub fn is_executable(&self) -> bool {
+        self.protection & PROT_EXEC != 0
+    }
+
+    /// Opens its file with other flags.
+    pub fn set_file_flags(&mut self, flags: u32) {
+        if self.file_flags != Some(flags) {
+            self.fields.set_number(area::FILE_FLAGS, flags.into());
+            self.file_flags = Some(flags);
+        }
+    }
+}
+
+/// An address space, taken apart. Its errors say what is wrong with the image.
+#[derive(Clone, Debug)]
+pub struct AddressSpace<'a> {
+    fields: Fields<'a>,
+    /// The number of the executable among the open files.
+    pub executable: u32,
+    /// Where the first stack begins.
+    pub stack: u64,
+}
+
+impl<'a> AddressSpace<'a> {
+    /// Takes the record of an image apart.
+    pub fn decode(record: &'a [u8]) -> Result<Self, String> {
+        let fields = Fields::decode(record)?;
+        let executable = fields.number32(field::EXECUTABLE)?.ok_or("it names no executable")?;
+        let stack = fields.number(field::STACK)?.ok_or("it does not say where the stack begins")?;
+        Ok(Self { fields, executable, stack })
+    }
+
+    /// The record.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        self.fields.encode()
+    }
+
+    /// The areas in the order of their addresses, none of which overlap, and whole pages of this many bytes. Guards, which
+    /// lie in others, come last.
+    pub fn areas(&self, page: u64) -> Result<Vec<MappedArea<'_>>, String> {
+        let records = self.fields.all(field::AREAS)?;
+        if records.len() > MOST_AREAS {
+            return Err(format!("it has more than {MOST_AREAS} areas"));
+        }
+        let areas = records.into_iter().map(MappedArea::decode).collect::<Result<Vec<_>, _>>()?;
+        let mut last = 0;
+        let mut had_guard = false;
+        for area in &areas {
+            let range = &area.range;
+            // The guards are in an order of their own.
+            if area.is_guard() && !std::mem::replace(&mut had_guard, true) {
+                last = 0;
+            }
+            let is_whole = range.start.is_multiple_of(page) && range.end.is_multiple_of(page);
+            if range.is_empty() || !is_whole || range.start < last || had_guard != area.is_guard() {
+                return Err(format!(
+                    "the area from {:#x} to {:#x} is empty, misaligned or out of order",
+                    range.start, range.end
+                ));
+            }
+            last = range.end;
+        }
+        Ok(areas)
+    }
+
+    /// Puts these areas in place of those that it has.
+    pub fn set_areas<'b>(&mut self, areas: impl IntoIterator<Item = &'b MappedArea<'b>>) {
+        self.fields.set_all(field::AREAS, areas.into_iter().map(|area| area.fields.encode()));
+    }
+
+    /// Are there rings of asynchronous input and output?
+    #[must_use]
+    pub fn has_rings(&self) -> bool {
+        self.fields.has(field::RINGS)
+    }
+
+    /// The auxiliary vector, without its end.
+    pub fn auxiliary(&self) -> Result<Vec<(u64, u64)>, String> {
+        let numbers = self.fields.numbers(field::AUXILIARY)?;
+        let (pairs, _) = numbers.as_chunks::<2>();
+        Ok(pairs.iter().map(|[kind, value]| (*kind, *value)).take_while(|(kind, _)| *kind != 0).collect())
+    }
+
+    /// Gives it another auxiliary vector.
+    pub fn set_auxiliary(&mut self, vector: &[(u64, u64)]) {
+        let numbers = vector.iter().chain([&(0, 0)]).flat_map(|(kind, value)| [*kind, *value]);
+        self.fields.set_numbers(field::AUXILIARY, numbers);
+    }
+
+    /// Says where the executable's code and data are.
+    pub fn set_bounds(&mut self, code: &Range<u64>, data: &Range<u64>) {
+        for ([start, end], bounds) in [(field::CODE, code), (field::DATA, data)] {
+            self.fields.set_number(start, bounds.start);
+            self.fields.set_number(end, bounds.end);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn space(areas: &[MappedArea<'_>]) -> Vec<u8> {
+        let mut fields = Fields::default();
+        fields.set_number(field::STACK, 0x7fff_0000);
+        fields.set_number(field::EXECUTABLE, 5);
+        fields.set_number(90, 7);
+        let mut space = AddressSpace { fields, executable: 5, stack: 0 };
+        space.set_areas(areas);
+        space.encode()
+    }
+
+    #[test]
+    fn what_is_changed_is_read_again_and_the_rest_stays() {
+        let mut file = MappedArea::of_file(0x1000..0x3000, 5, 9, 0x2000);
+        file.fields.set_number(60, 4);
+        let zeros = MappedArea::of_zeros(0x3000..0x4000, 3);
+        let before = space(&[file.clone(), zeros.clone()]);
+        let mut space = AddressSpace::decode(&before).unwrap();
+        assert_eq!((space.executable, space.stack), (5, 0x7fff_0000));
+        let areas = space.areas(4096).unwrap();
+        assert_eq!(areas, [file, zeros]);
+        assert!(areas[0].is_executable() && !areas[0].is_of_kernel());
+        let copy = before.clone();
+        let mut areas = AddressSpace::decode(&copy).unwrap();
+        let mut changed = areas.areas(4096).unwrap();
+        changed[0].set_file_flags(0o100_000);
+        let kept = changed.clone();
+        space.set_areas(&kept);
+        assert_eq!(space.areas(4096).unwrap(), kept);
+        space.set_auxiliary(&[(6, 4096), (9, 0x40_0000)]);
+        assert_eq!(space.auxiliary(), Ok(vec![(6, 4096), (9, 0x40_0000)]));
+        space.set_bounds(&(1..2), &(3..4));
+        assert!(space.encode().ends_with(&[0xd0, 5, 7]), "the field that is not known here");
+        areas.fields.remove(field::STACK);
+        assert!(AddressSpace::decode(&areas.encode()).is_err());
+    }
+
+    #[test]
+    fn areas_that_cannot_be_are_refused() {
+        let of = |ranges: &[(u64, u64)]| {
+            let areas: Vec<_> =
+                ranges.iter().map(|(start, end)| MappedArea::of_zeros(*start..*end, 3)).collect();
+            AddressSpace::decode(&space(&areas)).unwrap().areas(4096).map(|areas| areas.len())
+        };
+        assert_eq!(of(&[(0x1000, 0x2000), (0x2000, 0x3000)]), Ok(2));
+        let wrong = [(0x1000, 0x1000), (0x1000, 0x2001), (0x800, 0x1000), (0x3000, 0x1000)];
+        for area in wrong {
+            assert!(of(&[area]).is_err(), "{area:x?}");
+        }
+        assert!(of(&[(0x1000, 0x3000), (0x2000, 0x4000)]).is_err());
+    }
+
+    #[test]
+    fn guards_come_last_and_lie_in_other_areas() {
+        let guard =
+            |start: u64| MappedArea::new(start..start + 0x1000, 0, 0x22, 1 | AREA_GUARD, (0, 0), None);
+        let of = |areas: &[MappedArea<'_>]| {
+            AddressSpace::decode(&space(areas)).unwrap().areas(4096).map(|areas| areas.len())
+        };
+        let (low, high) = (MappedArea::of_zeros(0x1000..0x4000, 3), MappedArea::of_zeros(0x8000..0x9000, 3));
+        assert_eq!(of(&[low.clone(), high.clone(), guard(0x1000), guard(0x3000)]), Ok(4));
+        assert!(of(&[low.clone(), guard(0x1000), high.clone()]).is_err());
+        assert!(of(&[low, high, guard(0x3000), guard(0x1000)]).is_err());
+    }
+}

@@ -1,0 +1,305 @@
+//! The images of a dump that tell of its processes, whole and by name, for changes of many of them at once that need no
+//! files: read, changed by whoever knows how, written.
+//!
+//! ```text
+//! pstree, files, core-TID, mm-PID, pagemap-PID ──▶ ProcessImages ──▶ (pure functions) ──▶ ChangedImages ──▶ the same files
+//! pages-N: their lengths only                                          what of pages-N stays
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::{ImageError, ImageKind, Pagemap, ProcessTreeEntry, decode, read_image, split};
+
+/// Most bytes of all of them: half of a GiB, a hundred times what ten thousand threads have.
+const LIMIT: usize = 512 << 20;
+
+/// Images by the names of their files, and how long the files with the contents of pages are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessImages {
+    images: BTreeMap<String, Vec<u8>>,
+    pages: BTreeMap<u32, u64>,
+}
+
+/// What becomes of images. Those that are not named stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChangedImages {
+    /// New contents by the names of their files.
+    pub images: BTreeMap<String, Vec<u8>>,
+    /// Which bytes of the files with the contents of pages stay, in order, by the files' numbers.
+    pub pages: BTreeMap<u32, Vec<Range<u64>>>,
+    /// Those that are not wanted, if they are there.
+    pub removed: Vec<String>,
+}
+
+impl ProcessImages {
+    /// Images that are in memory already.
+    #[must_use]
+    pub fn new(images: BTreeMap<String, Vec<u8>>, pages: BTreeMap<u32, u64>) -> Self {
+        Self { images, pages }
+    }
+
+    /// Reads them from the directory of a dump.
+    ///
+    /// # Errors
+    /// A file cannot be read, or there is more than any dump has.
+    pub fn read(directory: &Path) -> Result<Self, ImageError> {
+        let failed = |source| ImageError::Read { path: directory.to_owned(), source };
+        let mut found = Self::default();
+        let mut total = 0;
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if let Some(number) = numbered(&name, "pages-") {
+                found.pages.insert(number, entry.metadata().map_err(failed)?.len());
+            }
+            let Some(kind) = kind_of(&name) else { continue };
+            let bytes = read_image(&entry.path(), kind)?;
+            total += bytes.len();
+            if total > LIMIT {
+                let reason = format!("its images of processes have more than {LIMIT} bytes");
+                return Err(ImageError::Damaged { path: directory.to_owned(), reason });
+            }
+            found.images.insert(name, bytes);
+        }
+        Ok(found)
+    }
+
+    /// The processes, parents first.
+    ///
+    /// # Errors
+    /// The image is missing or damaged.
+    pub fn tree(&self) -> Result<Vec<ProcessTreeEntry>, ImageError> {
+        let name = "pstree.img";
+        decode(self.image(name)?, ImageKind::ProcessTree).map_err(|reason| damaged(name, reason))
+    }
+
+    /// The records of an image.
+    ///
+    /// # Errors
+    /// It is missing or damaged.
+    pub fn records(&self, name: &str) -> Result<Vec<&[u8]>, ImageError> {
+        let kind = kind_of(name).ok_or_else(|| damaged(name, "its kind is not known here".to_owned()))?;
+        let (_, records) = split(self.image(name)?, kind).map_err(|reason| damaged(name, reason))?;
+        Ok(records)
+    }
+
+    /// The record of an image that has one.
+    ///
+    /// # Errors
+    /// It is missing or damaged.
+    pub fn record(&self, name: &str) -> Result<&[u8], ImageError> {
+        match self.records(name)?[..] {
+            [record] => Ok(record),
+            ref records => Err(damaged(name, format!("it has {} records, and must have one", records.len()))),
+        }
+    }
+
+    /// The bytes of an image.
+    ///
+    /// # Errors
+    /// It is missing.
+    pub fn image(&self, name: &str) -> Result<&[u8], ImageError> {
+        let image = self.images.get(name);
+        image.map(Vec::as_slice).ok_or_else(|| damaged(name, "it is not among the images".to_owned()))
+    }
+
+    /// The names of the images.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.images.keys().map(String::as_str)
+    }
+
+    /// Where the contents of a process's page are: the number of the file, and the place in it; none if it was not written.
+    ///
+    /// # Errors
+    /// The process's pagemap is missing or damaged.
+    pub fn place(&self, pid: u32, page: u64) -> Result<Option<(u32, u64)>, ImageError> {
+        let name = format!("pagemap-{pid}.img");
+        let pagemap = Pagemap::decode(self.image(&name)?).map_err(|reason| damaged(&name, reason))?;
+        let mut offset = 0_u64;
+        for run in pagemap.runs.iter().filter(|run| run.present) {
+            if run.addresses.contains(&page) {
+                let place = offset.checked_add(page - run.addresses.start);
+                return Ok(place.map(|place| (pagemap.pages_id, place)));
+            }
+            offset = offset.saturating_add(run.addresses.end - run.addresses.start);
+        }
+        Ok(None)
+    }
+
+    /// Reads what a process has at the beginning of a page, from the directory that the images are of; whether it was
+    /// written there.
+    ///
+    /// # Errors
+    /// An image is missing or damaged, or the file cannot be read.
+    pub fn contents(
+        &self,
+        directory: &Path,
+        pid: u32,
+        page: u64,
+        contents: &mut [u8],
+    ) -> Result<bool, ImageError> {
+        let Some((number, offset)) = self.place(pid, page)? else { return Ok(false) };
+        let path = directory.join(format!("pages-{number}.img"));
+        let read = File::open(&path).and_then(|file| file.read_exact_at(contents, offset));
+        read.map(|()| true).map_err(|source| ImageError::Read { path, source })
+    }
+
+    /// How many bytes of pages there are in the file of this number.
+    #[must_use]
+    pub fn pages(&self, number: u32) -> Option<u64> {
+        self.pages.get(&number).copied()
+    }
+}
+
+impl ChangedImages {
+    /// Puts records into an image in place of those that it has.
+    pub fn insert(&mut self, name: &str, kind: ImageKind, records: &[Vec<u8>]) -> Result<(), ImageError> {
+        let mut bytes = kind.head_bytes();
+        for record in records {
+            let length =
+                u32::try_from(record.len()).map_err(|_| damaged(name, "a record is too long".to_owned()))?;
+            bytes.extend(length.to_le_bytes());
+            bytes.extend_from_slice(record);
+        }
+        self.images.insert(name.to_owned(), bytes);
+        Ok(())
+    }
+
+    /// Writes them to the directory that they were read from.
+    ///
+    /// # Errors
+    /// A file cannot be read or written; then the images are of no use.
+    pub fn write(&self, directory: &Path) -> Result<(), ImageError> {
+        for (number, ranges) in &self.pages {
+            let path = directory.join(format!("pages-{number}.img"));
+            keep(&path, ranges).map_err(|source| ImageError::Write { path, source })?;
+        }
+        for (name, bytes) in &self.images {
+            let path = directory.join(name);
+            fs::write(&path, bytes).map_err(|source| ImageError::Write { path, source })?;
+        }
+        for name in &self.removed {
+            let path = directory.join(name);
+            match fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(ImageError::Write { path, source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An image that is not what it should be.
+pub(super) fn damaged(name: &str, reason: String) -> ImageError {
+    ImageError::Damaged { path: PathBuf::from(name), reason }
+}
+
+/// Makes a file of these parts of it.
+fn keep(path: &Path, ranges: &[Range<u64>]) -> io::Result<()> {
+    let mut from = File::open(path)?;
+    let length = from.metadata()?.len();
+    match ranges {
+        [] if length == 0 => return Ok(()),
+        [all] if *all == (0..length) => return Ok(()),
+        _ => {}
+    }
+    let new = path.with_extension("img.new");
+    let mut to = BufWriter::new(File::create(&new)?);
+    for range in ranges {
+        from.seek(SeekFrom::Start(range.start))?;
+        let wanted = range.end - range.start;
+        if io::copy(&mut (&mut from).take(wanted), &mut to)? != wanted {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+    to.into_inner().map_err(io::IntoInnerError::into_error)?;
+    fs::rename(&new, path)
+}
+
+/// What kind an image is of; none: it is not about processes.
+fn kind_of(name: &str) -> Option<ImageKind> {
+    Some(match name {
+        "pstree.img" => ImageKind::ProcessTree,
+        "files.img" => ImageKind::Files,
+        _ if numbered(name, "core-").is_some() => ImageKind::Core,
+        _ if numbered(name, "mm-").is_some() => ImageKind::Memory,
+        _ if numbered(name, "pagemap-").or_else(|| numbered(name, "pagemap-shmem-")).is_some() => {
+            ImageKind::Pagemap
+        }
+        _ => return None,
+    })
+}
+
+/// The number in a name of an image.
+fn numbered(name: &str, prefix: &str) -> Option<u32> {
+    name.strip_prefix(prefix)?.strip_suffix(".img")?.parse().ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::tests::image;
+    use super::*;
+
+    #[test]
+    fn the_contents_of_a_page_are_found_among_those_that_are_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let page = super::super::page_size();
+        let run = |start: u64, end: u64, present| super::super::PageRun {
+            addresses: start * page..end * page,
+            present,
+            lazy: !present,
+            in_parent: false,
+        };
+        let pagemap = Pagemap { pages_id: 8, runs: vec![run(1, 3, true), run(4, 6, false), run(7, 8, true)] };
+        fs::write(directory.path().join("pagemap-2.img"), pagemap.encode()).unwrap();
+        let pages: Vec<u8> = (1..=3).flat_map(|byte| vec![byte; usize::try_from(page).unwrap()]).collect();
+        fs::write(directory.path().join("pages-8.img"), pages).unwrap();
+        let images = ProcessImages::read(directory.path()).unwrap();
+        let at = |number: u64| {
+            let mut bytes = [0; 4];
+            images.contents(directory.path(), 2, number * page, &mut bytes).unwrap().then_some(bytes)
+        };
+        assert_eq!([0, 2, 4, 7].map(at), [None, Some([2; 4]), None, Some([3; 4])]);
+    }
+
+    #[test]
+    fn images_are_read_changed_and_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
+        let process = ProcessTreeEntry { pid: 5, ..Default::default() };
+        write("pstree.img", &image(ImageKind::ProcessTree, std::slice::from_ref(&process)));
+        write("core-5.img", &image(ImageKind::Core, &[super::super::Core { mtype: 1, task: None }]));
+        write("pages-3.img", &[1, 2, 3, 4, 5, 6]);
+        write("pages-4.img", &[1, 2]);
+        write("inventory.img", b"not looked at");
+        let images = ProcessImages::read(directory.path()).unwrap();
+        assert_eq!(images.names().collect::<Vec<_>>(), ["core-5.img", "pstree.img"]);
+        assert_eq!(images.tree().unwrap(), [process]);
+        assert_eq!((images.pages(3), images.pages(9)), (Some(6), None));
+        assert!(images.record("mm-5.img").unwrap_err().to_string().contains("not among the images"));
+        assert!(images.records("inventory.img").unwrap_err().to_string().contains("not known"));
+
+        let mut changed = ChangedImages::default();
+        changed
+            .insert("core-5.img", ImageKind::Core, &[images.record("core-5.img").unwrap().to_vec()])
+            .unwrap();
+        assert_eq!(changed.images["core-5.img"], images.image("core-5.img").unwrap());
+        changed.pages.insert(3, vec![1..3, 5..6]);
+        changed.pages.insert(4, std::iter::once(0..2).collect());
+        changed.removed = vec!["inventory.img".to_owned(), "cpuinfo.img".to_owned()];
+        changed.write(directory.path()).unwrap();
+        assert!(!directory.path().join("inventory.img").exists());
+        assert_eq!(fs::read(directory.path().join("pages-3.img")).unwrap(), [2, 3, 6]);
+        assert_eq!(fs::read(directory.path().join("pages-4.img")).unwrap(), [1, 2]);
+        changed.pages = BTreeMap::from([(4, std::iter::once(0..3).collect())]);
+        assert!(changed.write(directory.path()).unwrap_err().to_string().contains("pages-4.img"));
+    }
+}
