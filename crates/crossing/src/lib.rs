@@ -3,18 +3,35 @@
 //! pure functions of what was read, and every byte is taken as hostile.
 //!
 //! ```text
-//! record      what the process says about itself        Record
-//! executable  what the target's file maps                Executable
-//! memory      which of the process's pages go along      Fate
-//! threads     where each thread goes on                  Start
+//! record       what the process says about itself         Record
+//! executable   what the target's file maps                Executable
+//! memory       which of the process's pages go along      Fate
+//! kept         the same of ranges of them                  staying
+//! threads      where each thread goes on                  Start
+//! open_flags   the flags of open files on another set
+//! target       where it goes: a node and its executables   Target
+//! refusal      why it cannot, in a sentence                Unfit
+//! eligibility  can it?                                     eligibility
+//! rewrite      CRIU's images for the target                rewrite
 //! ```
 
+mod eligibility;
 mod executable;
+mod kept;
 mod memory;
+mod open_flags;
 mod record;
+mod refusal;
+mod rewrite;
+mod target;
 mod threads;
 
+pub use eligibility::{Area, Owner, Process, eligibility};
 pub use executable::{Contents, Executable, ExecutableError, Part};
+pub use kept::staying;
 pub use memory::Fate;
 pub use record::{Record, RecordError, Request, Rest};
+pub use refusal::{Cause, Name, Unfit};
+pub use rewrite::{Records, RewriteError, Rewritten, RewrittenProcess, rewrite};
+pub use target::{Node, Program, Target};
 pub use threads::{Start, ThreadError, starts};

@@ -14,6 +14,12 @@ pub const PAGE: u64 = 4096;
 pub const PRIVATE_TEXT: Range<u64> = 0x0040_0000..0x0400_0000;
 /// Where the threads of a process go on whose memory was restored: the first of the fixed entries.
 pub const RESUME_ENTRY: u64 = PRIVATE_TEXT.start;
+/// Where the kernel delivers the signal that asks for rest.
+pub const REQUEST_ENTRY: u64 = RESUME_ENTRY + 0x10;
+/// Where the kernel delivers all other signals that a program handles.
+pub const SIGNAL_ENTRY: u64 = RESUME_ENTRY + 0x20;
+/// Where a handler returns to.
+pub const RETURN_ENTRY: u64 = RESUME_ENTRY + 0x30;
 /// Variables and constants of one set.
 pub const PRIVATE_DATA: Range<u64> = 0x7000_0000..0x7f00_0000;
 /// What a process says about its build and about rest, to those who look from outside.

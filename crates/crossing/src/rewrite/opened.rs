@@ -1,0 +1,75 @@
+//! What processes have open.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+
+use godwit_criu::images::{ChangedImages, ImageError, ImageKind, OpenedFile, ProcessImages};
+use godwit_isa_plan::Set;
+
+use super::{RewriteError, damaged};
+use crate::open_flags::translated;
+use crate::refusal::Unfit;
+use crate::target::Target;
+
+const NAME: &str = "files.img";
+
+/// All that is open, and the paths of regular files by their numbers.
+pub(super) struct Files<'a> {
+    all: Vec<OpenedFile<'a>>,
+    paths: BTreeMap<u32, Vec<u8>>,
+}
+
+impl<'a> Files<'a> {
+    pub(super) fn decode(images: &'a ProcessImages) -> Result<Self, ImageError> {
+        let failed = |reason| damaged(NAME, reason);
+        let (mut all, mut paths) = (Vec::new(), BTreeMap::new());
+        for record in images.records(NAME)? {
+            let file = OpenedFile::decode(record).map_err(failed)?;
+            let path = file.path().map_err(failed)?;
+            if path.is_some_and(|path| paths.insert(file.number, path).is_some()) {
+                return Err(failed(format!("it has file {} twice", file.number)));
+            }
+            all.push(file);
+        }
+        Ok(Self { all, paths })
+    }
+
+    /// The path of a regular file.
+    pub(super) fn path(&self, number: u32) -> Option<&[u8]> {
+        self.paths.get(&number).map(Vec::as_slice)
+    }
+
+    /// Executables are the target's, and flags those of its set.
+    pub(super) fn rewrite(
+        self,
+        from: Set,
+        target: &Target,
+        changed: &mut ChangedImages,
+    ) -> Result<(), RewriteError> {
+        let failed = |reason| damaged(NAME, reason);
+        let mut records = Vec::with_capacity(self.all.len());
+        for mut file in self.all {
+            let refused = Cell::new(None);
+            let flags = file.change_flags(|flags| {
+                translated(flags, from, target.node.set).ok_or_else(|| {
+                    refused.set(Some(flags));
+                    String::new()
+                })
+            });
+            let path = self.paths.get(&file.number);
+            if let Some(flags) = refused.get() {
+                let what = match path {
+                    Some(path) => format!("the file {}", String::from_utf8_lossy(path).escape_debug()),
+                    None => format!("file {} of the images", file.number),
+                };
+                return Err(Unfit::Flags { what, flags }.into());
+            }
+            flags.map_err(failed)?;
+            if let Some(program) = path.and_then(|path| target.programs.get(path)) {
+                file.set_contents(program.bytes).map_err(failed)?;
+            }
+            records.push(file.encode());
+        }
+        Ok(changed.insert(NAME, ImageKind::Files, &records)?)
+    }
+}

@@ -1,0 +1,146 @@
+//! Real processes of `godwit-cc` at rest, dumped by CRIU, rewritten, and restored by CRIU; as root.
+
+mod service;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use godwit_criu::images::{Pagemap, ProcessImages};
+use godwit_crossing::{Fate, Target, rewrite};
+use godwit_isa_plan::Set;
+
+use service::{LINES, Service, expected, read, target};
+
+/// A service that goes on from its images again and again prints what one does that was never disturbed.
+#[test]
+fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let target = target(Set::X86_64)?;
+    let mut service = Service::start()?;
+    for turn in 1..=3 {
+        service.prints(turn * LINES / 5)?;
+        let record = service.rest()?;
+        let images = scratch.path().join(turn.to_string());
+        service.dump(&images)?;
+        let before = service.output()?;
+        ensure!(before.lines().count() < LINES, "it came to its end before it moved");
+
+        let (found, records) = read(&images)?;
+        let rewritten = rewrite(&found, &records, &target)?;
+        let [process] = rewritten.processes[..] else { panic!("one process: {rewritten:?}") };
+        assert_eq!(record.rest.map(|rest| rest.threads), Some(2));
+        assert_eq!(process.threads, 2);
+        assert!(process.dropped_pages > 0 && process.kept_pages > 512, "{process:?}");
+        rewritten.changed.write(&images)?;
+        println!("turn {turn}: {process:?}, rest after {:?}", record.rest.map(|rest| rest.park_time));
+        service.restore(&images)?;
+    }
+    assert_eq!(service.end()?, expected()?);
+    Ok(())
+}
+
+/// To arm64 and back, real images are the same again, but for what a set has alone.
+#[test]
+fn real_images_come_back_from_the_other_set() -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let images = scratch.path().join("images");
+    let mut service = Service::start()?;
+    service.prints(5)?;
+    service.rest()?;
+    service.dump(&images)?;
+    let (found, records) = read(&images)?;
+    let [x86, arm] = [target(Set::X86_64)?, target(Set::Aarch64)?];
+
+    let there = after(&found, rewrite(&found, &records, &arm)?)?;
+    let back = after(&there, rewrite(&there, &records, &x86)?)?;
+    let straight = after(&found, rewrite(&found, &records, &x86)?)?;
+    assert_eq!(back, straight);
+    // What is rewritten is rewritten to the same.
+    assert_eq!(after(&straight, rewrite(&straight, &records, &x86)?)?, straight);
+    for (images, target) in [(&there, &arm), (&straight, &x86)] {
+        only_neutral_pages(images, target)?;
+    }
+    let pid = found.tree()?[0].pid;
+    assert_ne!(there.image(&format!("core-{pid}.img"))?, found.image(&format!("core-{pid}.img"))?);
+    measured(|| Ok(rewrite(&found, &records, &arm).map(drop)?))
+}
+
+/// The images after a change, and after their pages were left out.
+fn after(images: &ProcessImages, rewritten: godwit_crossing::Rewritten) -> Result<ProcessImages> {
+    let mut all: std::collections::BTreeMap<_, _> = images
+        .names()
+        .map(|name| Ok((name.to_owned(), images.image(name)?.to_vec())))
+        .collect::<Result<_>>()?;
+    all.extend(rewritten.changed.images);
+    let bytes =
+        |ranges: Vec<std::ops::Range<u64>>| ranges.into_iter().map(|range| range.end - range.start).sum();
+    let pages = rewritten.changed.pages.into_iter().map(|(number, ranges)| (number, bytes(ranges)));
+    Ok(ProcessImages::new(all, pages.collect()))
+}
+
+/// No page of code, of private data or of a native stack is in the images.
+fn only_neutral_pages(images: &ProcessImages, target: &Target) -> Result<()> {
+    let pid = images.tree()?[0].pid;
+    let pagemap =
+        Pagemap::decode(images.image(&format!("pagemap-{pid}.img"))?).map_err(anyhow::Error::msg)?;
+    let executable = &target.programs.values().next().expect("one").executable;
+    let mut pages = 0;
+    for page in pagemap.runs.into_iter().flat_map(|run| run.addresses.step_by(4096)) {
+        // The arguments are still on the kernel's first stack.
+        let is_first_stack = page >> 40 == 0x7f;
+        assert!(is_first_stack || Fate::of(page, executable) == Fate::Stays, "{page:#x}");
+        pages += 1;
+    }
+    assert!(pages > 512, "{pages}");
+    Ok(())
+}
+
+/// Tells how long it takes; no test goes by that.
+fn measured(work: impl Fn() -> Result<()>) -> Result<()> {
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        let began = Instant::now();
+        work()?;
+        times.push(began.elapsed());
+    }
+    times.sort();
+    let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(Duration::MAX);
+    println!("rewriting a process of two threads: median {:?}, 99 % below {:?}", at(50), at(99));
+    Ok(())
+}
+
+/// What does not rest, or is another program, is refused by name, and nothing was changed.
+#[test]
+fn a_process_that_does_not_rest_is_refused_by_name() -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let images = scratch.path().join("images");
+    let mut service = Service::start()?;
+    service.prints(5)?;
+    service.rest()?;
+    service.dump(&images)?;
+    let (found, mut records) = read(&images)?;
+    let mut target = target(Set::Aarch64)?;
+    let pid = found.tree()?[0].pid;
+    let refused =
+        |records: &_, target: &_| rewrite(&found, records, target).expect_err("it does not fit").to_string();
+    let path = service::executable(Set::X86_64)?;
+    let begin = format!("process {pid} ({}) ", path.display());
+
+    let record = records.get_mut(&pid).expect("it was written");
+    let whole = *record;
+    record[48] = 0;
+    assert_eq!(
+        refused(&records, &target),
+        format!("{begin}was not at rest when it was dumped; move the service again")
+    );
+    let mut other = whole;
+    other[0] ^= 1;
+    records.insert(pid, other);
+    assert!(refused(&records, &target).contains(&format!("{begin}is of another build")));
+    records.insert(pid, whole);
+    target.programs.clear();
+    assert!(refused(&records, &target).starts_with(&format!("{begin}has no executable for arm64")));
+    assert!(fs::read_dir(&images)?.count() > 5);
+    Ok(())
+}

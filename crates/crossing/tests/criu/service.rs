@@ -1,0 +1,189 @@
+//! A service of two threads (`programs/service.c`) that runs, comes to rest, is dumped, and goes on from its images.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use godwit_criu::images::ProcessImages;
+use godwit_criu::{Criu, DumpOptions};
+use godwit_crossing::{Node, Program, Record, Records, Request, Target};
+use godwit_isa_plan::{PAGE, RECORD, Set};
+use godwit_isa_programs::compile::Compiler;
+
+/// So long that a machine which is busy with other tests comes to it.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The lines that the service prints.
+pub(crate) const LINES: usize = 60;
+
+fn criu() -> PathBuf {
+    std::env::var_os("GODWIT_CRIU").map_or("/usr/local/lib/godwit/bin/criu".into(), PathBuf::from)
+}
+
+/// The service's executable for a set.
+pub(crate) fn executable(set: Set) -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<tempfile::TempDir, String>> = OnceLock::new();
+    let build = || {
+        let directory = tempfile::tempdir()?;
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/service.c");
+        Compiler::godwit()?.build(&[source], &directory.path().join("service"), &[])?;
+        Ok(directory)
+    };
+    let built = BUILT.get_or_init(|| build().map_err(|error: anyhow::Error| format!("{error:#}")));
+    let directory = built.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+    Ok(directory.path().join(format!("service.{}", set.name())))
+}
+
+/// A node with the executable of a set where the service has its own.
+pub(crate) fn target(set: Set) -> Result<Target> {
+    let program = Program::decode(&fs::read(executable(set)?)?)?;
+    let here = executable(Set::X86_64)?;
+    Ok(Target {
+        node: Node { set, page_bytes: PAGE, address_end: 1 << 47 },
+        programs: BTreeMap::from([(here.into_os_string().into_encoded_bytes(), program)]),
+    })
+}
+
+/// What an undisturbed run prints.
+pub(crate) fn expected() -> Result<String> {
+    let output = Command::new(executable(Set::X86_64)?).arg(LINES.to_string()).output()?;
+    ensure!(output.status.success(), "the service fails by itself: {output:?}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// A service that runs.
+pub(crate) struct Service {
+    /// What was started here: the service, or the CRIU that has restored it and waits for its end.
+    child: Child,
+    pid: u32,
+    directory: tempfile::TempDir,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Service {
+    pub(crate) fn start() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let output = File::create(directory.path().join("output"))?;
+        let child = Command::new("setsid")
+            .arg(executable(Set::X86_64)?)
+            .arg(LINES.to_string())
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()?;
+        let pid = child.id();
+        Ok(Self { child, pid, directory })
+    }
+
+    pub(crate) fn output(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.directory.path().join("output"))?)
+    }
+
+    /// Waits until it has printed this many lines.
+    pub(crate) fn prints(&self, lines: usize) -> Result<()> {
+        self.until("has not printed enough", || Ok(self.output()?.lines().count() >= lines))
+    }
+
+    /// Asks it to rest, and waits until it does.
+    pub(crate) fn rest(&self) -> Result<Record> {
+        let record = || {
+            let mut bytes = [0; Record::BYTES];
+            File::open(format!("/proc/{}/mem", self.pid))?.read_exact_at(&mut bytes, RECORD)?;
+            Ok::<_, anyhow::Error>(Record::decode(&bytes)?)
+        };
+        self.until("does not listen", || Ok(record()?.ready))?;
+        self.ask(Request::Rest)?;
+        self.until("does not come to rest", || Ok(record()?.rest.is_some()))?;
+        record()
+    }
+
+    /// Dumps it, which ends it, into a new directory.
+    pub(crate) fn dump(&mut self, images: &Path) -> Result<()> {
+        fs::create_dir(images)?;
+        let mut options = DumpOptions::new(self.pid, "/", images, images);
+        options.leave_running = false;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(Criu::new(criu()).dump(options))?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Lets it go on from images.
+    pub(crate) fn restore(&mut self, images: &Path) -> Result<()> {
+        let log = images.join("restore.log");
+        self.child = Command::new(criu())
+            .args(["restore", "--log-file", "restore.log", "-v4", "--images-dir"])
+            .arg(images)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let began = Instant::now();
+        let is_there =
+            || fs::read_to_string(&log).unwrap_or_default().contains("Restore finished successfully");
+        while !is_there() {
+            let has_failed = self.child.try_wait()?.is_some() && !is_there();
+            if has_failed || began.elapsed() > DEADLINE {
+                bail!("the restore failed: {}", fs::read_to_string(&log)?);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(&mut self) -> Result<String> {
+        self.until("does not end", || Ok(!Path::new(&format!("/proc/{}/fd/0", self.pid)).exists()))?;
+        self.child.wait()?;
+        self.output()
+    }
+
+    fn ask(&self, request: Request) -> Result<()> {
+        let mut information = [0_i32; 32];
+        information[0] = Request::SIGNAL;
+        information[2] = Request::CODE;
+        information[6] = request.value();
+        let pid = libc::pid_t::try_from(self.pid)?;
+        // SAFETY: the call reads 128 bytes, and that many there are.
+        let asked =
+            unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, pid, Request::SIGNAL, information.as_ptr()) };
+        ensure!(asked == 0, "the service cannot be asked to rest: {}", std::io::Error::last_os_error());
+        Ok(())
+    }
+
+    /// Nothing tells of what happens in another process, so it is looked at again and again.
+    fn until(&self, what: &str, is_so: impl Fn() -> Result<bool>) -> Result<()> {
+        let began = Instant::now();
+        while !is_so()? {
+            ensure!(began.elapsed() < DEADLINE, "the service {what}: {}", self.output()?);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// The images of a dump, with the record of each process.
+pub(crate) fn read(directory: &Path) -> Result<(ProcessImages, Records)> {
+    let images = ProcessImages::read(directory)?;
+    let mut records = Records::new();
+    for process in images.tree()? {
+        let mut record = [0; Record::BYTES];
+        if images.contents(directory, process.pid, RECORD, &mut record)? {
+            records.insert(process.pid, record);
+        }
+    }
+    Ok((images, records)).context("the images cannot be read")
+}
