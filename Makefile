@@ -46,13 +46,14 @@ ISA_HOME ?= target/isa
 NATIVE ?= $(PROGRAMS)
 PACKAGES := target/packages
 # The crates that build programs which change the instruction set, with the tests that need scripts/setup --isa.
-ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa
-ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages \
+ISA_FEATURES := --features godwit-isa-state/isa,godwit-isa-tests/isa,godwit-cc/isa,godwit-isa-programs/isa,godwit-isa-generate/isa,godwit-isa-packages/isa,godwit-crossing/isa
+ISA_TESTS := -p godwit-isa-link -p godwit-isa-state -p godwit-isa-tests -p godwit-cc -p godwit-isa-programs -p godwit-isa-generate -p godwit-isa-packages -p godwit-crossing \
 	$(ISA_FEATURES)
 # Of these tests those that `make test` runs, so that each promise is tested once: passes and runtime, states, and
 # what the compiler builds. Test by source file, with the tests of it if not all.
 ISA_SELECTION := isa/tests/tests/passes.rs isa/tests/tests/refusals.rs isa/tests/tests/states.rs isa/tests/tests/fixed.rs isa/tests/tests/stress.rs=threads,jumps \
 	isa/state/tests/moves.rs isa/state/tests/open.rs isa/state/tests/locks.rs \
+	crates/crossing/tests/criu/main.rs \
 	isa/cc/tests/isa/main.rs=driver::a_program_has,driver::what_cannot,signals::timers_that,signals::the_next_owner,programs::signals_reach_handlers_in_programs_that_can_move,programs::programs_that_can_move_have_children,rest::
 # Tests of that kind to run with those of the crates; they need scripts/setup --isa.
 ALSO ?=

@@ -12,12 +12,14 @@
 //! target       where it goes: a node and its executables   Target
 //! refusal      why it cannot, in a sentence                Unfit
 //! eligibility  can it?                                     eligibility
+//! maps         what a running process has mapped          areas_of_maps
 //! rewrite      CRIU's images for the target                rewrite
 //! ```
 
 mod eligibility;
 mod executable;
 mod kept;
+mod maps;
 mod memory;
 mod open_flags;
 mod record;
@@ -26,9 +28,12 @@ mod rewrite;
 mod target;
 mod threads;
 
+pub use godwit_isa_plan::Set;
+
 pub use eligibility::{Area, Owner, Process, eligibility};
 pub use executable::{Contents, Executable, ExecutableError, Part};
 pub use kept::staying;
+pub use maps::areas_of_maps;
 pub use memory::Fate;
 pub use record::{Record, RecordError, Request, Rest};
 pub use refusal::{Cause, Name, Unfit};

@@ -13,6 +13,8 @@
 mod opened;
 mod pages;
 mod space;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -51,6 +51,7 @@ tests! {
     copied_out,
     criu_images,
     crossing,
+    crossing_images,
     dns,
     docker,
     frames,
@@ -96,6 +97,9 @@ mod criu_images;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/crossing.rs"]
 mod crossing;
+#[allow(unused_attributes)]
+#[path = "../../../fuzz/fuzz_targets/crossing_images.rs"]
+mod crossing_images;
 #[allow(unused_attributes)]
 #[path = "../../../fuzz/fuzz_targets/dns.rs"]
 mod dns;

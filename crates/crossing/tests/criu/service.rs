@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use godwit_criu::images::ProcessImages;
 use godwit_criu::{Criu, DumpOptions};
 use godwit_crossing::{Node, Program, Record, Records, Request, Target};
@@ -185,5 +185,5 @@ pub(crate) fn read(directory: &Path) -> Result<(ProcessImages, Records)> {
             records.insert(process.pid, record);
         }
     }
-    Ok((images, records)).context("the images cannot be read")
+    Ok((images, records))
 }

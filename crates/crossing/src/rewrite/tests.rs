@@ -1,0 +1,174 @@
+//! Images of a real service of two threads, and what others could make of them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use godwit_criu::images::{AddressSpace, Architecture, ProcessImages, ThreadImage};
+use godwit_isa_plan::{DATA, PRIVATE_DATA, Slot};
+use proptest::prelude::*;
+
+use super::*;
+use crate::executable::Executable;
+use crate::target::Node;
+
+#[path = "../../tests/fixtures/mod.rs"]
+mod fixtures;
+use fixtures::{MACHINES, PAGES, PATH, PID, images};
+
+fn of_images(images: BTreeMap<String, Vec<u8>>) -> ProcessImages {
+    ProcessImages::new(images, BTreeMap::from([(1, PAGES)]))
+}
+
+fn records() -> Records {
+    Records::from([(PID, fixtures::record())])
+}
+
+fn target(set: Set) -> Target {
+    let [x86, arm] = MACHINES;
+    let file = fixtures::executable(if set == Set::X86_64 { x86 } else { arm });
+    let program = Program::decode(&file).expect("it is whole");
+    Target {
+        node: Node { set, page_bytes: PAGE, address_end: 1 << 47 },
+        programs: BTreeMap::from([(PATH.to_vec(), program)]),
+    }
+}
+
+fn executable(target: &Target) -> &Executable {
+    &target.programs.values().next().expect("one").executable
+}
+
+/// What is true of all that is rewritten, whatever the images were.
+fn check(rewritten: &Rewritten, target: &Target) {
+    let all = ProcessImages::new(rewritten.changed.images.clone(), BTreeMap::new());
+    for RewrittenProcess { pid, .. } in &rewritten.processes {
+        let record = all.record(&format!("mm-{pid}.img")).expect("it was written");
+        let space = AddressSpace::decode(record).expect("it was written here");
+        for area in space.areas(PAGE).expect("they are in order") {
+            let inside = |range: &Range<u64>| range.start <= area.range.start && area.range.end <= range.end;
+            let parts = executable(target).parts();
+            let part = parts.iter().find(|part| inside(&part.pages()));
+            assert_eq!(area.is_executable(), part.is_some_and(|part| part.executable), "{area:x?}");
+            assert!(area.range.end <= target.node.address_end && !area.is_of_kernel());
+        }
+        let pagemap = all.image(&format!("pagemap-{pid}.img")).expect("it was written");
+        let pagemap = godwit_criu::images::Pagemap::decode(pagemap).expect("it was written here");
+        for run in pagemap.runs {
+            let code = PRIVATE_DATA.start..PRIVATE_DATA.end;
+            assert!(run.addresses.end <= code.start || run.addresses.start >= code.end);
+            assert!(run.addresses.start >= DATA.start);
+        }
+    }
+    for (name, _) in rewritten.changed.images.iter().filter(|(name, _)| name.starts_with("core-")) {
+        let record = all.record(name).expect("it was written");
+        let core = ThreadImage::decode(record).expect("it was written here");
+        assert_eq!(core.architecture(), Ok(Some(architecture(target.node.set))));
+        if !core.has_ended().expect("it was read before") {
+            let pointer = core.thread_pointer().expect("it was written here");
+            assert!(Slot::of_control_block(pointer).is_some());
+        }
+    }
+}
+
+fn refused(change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>, &mut Records, &mut Target)) -> String {
+    let (mut images, mut records, mut target) = (images(), records(), target(Set::Aarch64));
+    change(&mut images, &mut records, &mut target);
+    rewrite(&of_images(images), &records, &target).expect_err("it does not fit").to_string()
+}
+
+#[test]
+fn a_real_service_becomes_one_of_either_set() {
+    for set in Set::ALL {
+        let target = target(set);
+        let rewritten = rewrite(&of_images(images()), &records(), &target).expect("it fits");
+        assert_eq!(rewritten.from, Some(Set::X86_64));
+        let process = RewrittenProcess { pid: PID, threads: 2, kept_pages: 530, dropped_pages: 9 };
+        assert_eq!(rewritten.processes, [process]);
+        let kept: u64 = rewritten.changed.pages[&1].iter().map(|range| range.end - range.start).sum();
+        assert_eq!(kept, 530 * PAGE);
+        assert_eq!(rewritten.changed.removed, ["cpuinfo.img"]);
+        check(&rewritten, &target);
+    }
+}
+
+#[test]
+fn an_arm64_process_comes_back_as_it_was() {
+    let there = rewrite(&of_images(images()), &records(), &target(Set::Aarch64)).expect("it fits");
+    let mut all = images();
+    all.extend(there.changed.images);
+    let pages = BTreeMap::from([(1, 530 * PAGE)]);
+    let there = ProcessImages::new(all, pages);
+    let core = ThreadImage::decode(there.record("core-43.img").expect("one")).expect("it is whole");
+    assert_eq!(core.architecture(), Ok(Some(Architecture::Aarch64)));
+    let back = rewrite(&there, &records(), &target(Set::X86_64)).expect("it fits");
+    let straight = rewrite(&of_images(images()), &records(), &target(Set::X86_64)).expect("it fits");
+    assert_eq!(back.from, Some(Set::Aarch64));
+    assert_eq!(back.changed.images, straight.changed.images);
+}
+
+#[test]
+fn a_process_that_cannot_go_on_is_named() {
+    let begin = "process 42 (/srv/godwit-fixture/service) ";
+    let says = |text: String, what: &str| assert!(text.starts_with(begin) && text.contains(what), "{text}");
+    says(refused(|_, records, _| records.clear()), "was not at rest");
+    says(refused(|_, records, _| records.get_mut(&PID).expect("one")[48] = 0), "was not at rest");
+    says(
+        refused(|_, records, _| records.get_mut(&PID).expect("one")[52] = 3),
+        "has 2 threads in the images, and 3",
+    );
+    says(refused(|_, records, _| records.get_mut(&PID).expect("one")[0] = 7), "is of another build");
+    says(
+        refused(|_, records, _| records.get_mut(&PID).expect("one")[32] = 7),
+        "was not built by godwit-cc for arm64",
+    );
+    says(refused(|_, _, target| target.programs.clear()), "has no executable for arm64");
+    says(refused(|_, _, target| target.node.address_end = 1 << 39), "processes of the other node end at");
+    let twice = refused(|images, _, _| {
+        // Both threads have the thread pointer of one.
+        let other = images["core-43.img"].clone();
+        images.insert("core-42.img".to_owned(), other);
+    });
+    says(twice, "two threads have the control block");
+    assert!(refused(|_, _, target| target.node.page_bytes = 65536).contains("those of the other node 65536"));
+}
+
+#[test]
+fn images_that_are_missing_are_named() {
+    for name in images().keys() {
+        let text = refused(|images, _, _| drop(images.remove(name)));
+        assert!(text.contains(&format!("image {name} is damaged: it is not among the images")), "{text}");
+    }
+}
+
+#[test]
+fn processes_and_pages_are_there_once() {
+    let text = refused(|images, _, _| {
+        let tree = images.get_mut("pstree.img").expect("one");
+        let again = tree[8..].to_vec();
+        tree.extend(again);
+    });
+    assert!(text.contains("pstree.img is damaged: it has a thread of process 42 twice"), "{text}");
+    let short = ProcessImages::new(images(), BTreeMap::from([(1, PAGES - PAGE)]));
+    let error = rewrite(&short, &records(), &target(Set::X86_64)).expect_err("a page is missing").to_string();
+    assert!(error.contains("it tells of 2207744 bytes of pages, and pages-1.img has 2203648"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #[test]
+    fn nothing_executable_comes_of_any_images(
+        changes in prop::collection::vec((0usize..6, any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        to in 0usize..2,
+    ) {
+        let mut images = images();
+        let names: Vec<_> = images.keys().cloned().collect();
+        for (image, at, byte) in changes {
+            let bytes = images.get_mut(&names[image]).expect("one of them");
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let target = target(Set::ALL[to]);
+        if let Ok(rewritten) = rewrite(&of_images(images), &records(), &target) {
+            check(&rewritten, &target);
+        }
+    }
+}
