@@ -17,6 +17,7 @@ mod space;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use godwit_criu::images::{
@@ -49,7 +50,7 @@ pub struct Rewritten {
 }
 
 /// A process that has been rewritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RewrittenProcess {
     /// PID inside of the PID namespace.
     pub pid: u32,
@@ -59,6 +60,9 @@ pub struct RewrittenProcess {
     pub kept_pages: u64,
     /// Those that are left out.
     pub dropped_pages: u64,
+    /// The parts of its memory that go along, in order. Who brings pages that are not in the images brings none of others:
+    /// there the target has its own, or zeros.
+    pub staying: Vec<Range<u64>>,
 }
 
 /// The images were not rewritten.
@@ -226,7 +230,7 @@ impl Rewriting<'_> {
         let (kept_pages, dropped_pages) =
             pages::of_process(self.images, pid, &staying, &mut self.done.changed)?;
         let threads = process.threads.len();
-        self.done.processes.push(RewrittenProcess { pid, threads, kept_pages, dropped_pages });
+        self.done.processes.push(RewrittenProcess { pid, threads, kept_pages, dropped_pages, staying });
         Ok(())
     }
 

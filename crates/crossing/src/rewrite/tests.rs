@@ -1,10 +1,9 @@
 //! Images of a real service of two threads, and what others could make of them.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use godwit_criu::images::{AddressSpace, Architecture, ProcessImages, ThreadImage};
-use godwit_isa_plan::{DATA, PRIVATE_DATA, Slot};
+use godwit_criu::images::{AddressSpace, Architecture, PageRun, Pagemap, ProcessImages, ThreadImage};
+use godwit_isa_plan::{DATA, HEAP, PRIVATE_DATA, Quarter, Slot};
 use proptest::prelude::*;
 
 use super::*;
@@ -51,7 +50,7 @@ fn check(rewritten: &Rewritten, target: &Target) {
             assert!(area.range.end <= target.node.address_end && !area.is_of_kernel());
         }
         let pagemap = all.image(&format!("pagemap-{pid}.img")).expect("it was written");
-        let pagemap = godwit_criu::images::Pagemap::decode(pagemap).expect("it was written here");
+        let pagemap = Pagemap::decode(pagemap).expect("it was written here");
         for run in pagemap.runs {
             let code = PRIVATE_DATA.start..PRIVATE_DATA.end;
             assert!(run.addresses.end <= code.start || run.addresses.start >= code.end);
@@ -81,8 +80,13 @@ fn a_real_service_becomes_one_of_either_set() {
         let target = target(set);
         let rewritten = rewrite(&of_images(images()), &records(), &target).expect("it fits");
         assert_eq!(rewritten.from, Some(Set::X86_64));
-        let process = RewrittenProcess { pid: PID, threads: 2, kept_pages: 530, dropped_pages: 9 };
-        assert_eq!(rewritten.processes, [process]);
+        let [process] = &rewritten.processes[..] else { panic!("one: {rewritten:?}") };
+        let RewrittenProcess { pid, threads, kept_pages, dropped_pages, .. } = *process;
+        assert_eq!((pid, threads, kept_pages, dropped_pages), (PID, 2, 530, 9));
+        let native = Slot::MAIN.quarter(Quarter::NativeStack);
+        let is_in = |address| process.staying.iter().any(|range| range.contains(&address));
+        assert!(is_in(HEAP.start) && is_in(Slot::MAIN.control_block()));
+        assert!(!is_in(native.end - PAGE) && !is_in(PRIVATE_DATA.start + 0x2000));
         let kept: u64 = rewritten.changed.pages[&1].iter().map(|range| range.end - range.start).sum();
         assert_eq!(kept, 530 * PAGE);
         assert_eq!(rewritten.changed.removed, ["cpuinfo.img"]);
@@ -103,6 +107,33 @@ fn an_arm64_process_comes_back_as_it_was() {
     let straight = rewrite(&of_images(images()), &records(), &target(Set::X86_64)).expect("it fits");
     assert_eq!(back.from, Some(Set::Aarch64));
     assert_eq!(back.changed.images, straight.changed.images);
+}
+
+/// A dump that leaves pages to be fetched later has them in its pagemaps all the same.
+#[test]
+fn pages_that_come_later_are_those_that_go_along() {
+    let (mut all, target) = (images(), target(Set::Aarch64));
+    let mut pagemap = Pagemap::decode(&all["pagemap-42.img"]).expect("it is whole");
+    for run in pagemap.runs.iter_mut().filter(|run| run.lazy) {
+        run.present = false;
+    }
+    let bytes = |run: &PageRun| run.addresses.end - run.addresses.start;
+    let there = pagemap.runs.iter().filter(|run| run.present).map(bytes).sum();
+    all.insert("pagemap-42.img".to_owned(), pagemap.encode());
+    let lazy = ProcessImages::new(all, BTreeMap::from([(1, there)]));
+    let rewritten = rewrite(&lazy, &records(), &target).expect("it fits");
+    check(&rewritten, &target);
+    let new = Pagemap::decode(&rewritten.changed.images["pagemap-42.img"]).expect("it is whole");
+    let later: u64 = new.runs.iter().filter(|run| run.lazy && !run.present).map(bytes).sum();
+    let here: u64 = new.runs.iter().filter(|run| run.present).map(bytes).sum();
+    assert_eq!(later + here, 530 * PAGE);
+    assert_eq!(here, rewritten.processes[0].kept_pages * PAGE);
+    let parent = PageRun { in_parent: true, ..pagemap.runs[0].clone() };
+    let text = refused(|images, _, _| {
+        let pagemap = Pagemap { pages_id: 1, runs: vec![parent] };
+        images.insert("pagemap-42.img".to_owned(), pagemap.encode());
+    });
+    assert!(text.contains("it refers to the images of an earlier dump"), "{text}");
 }
 
 #[test]

@@ -28,12 +28,14 @@ fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
 
         let (found, records) = read(&images)?;
         let rewritten = rewrite(&found, &records, &target)?;
-        let [process] = rewritten.processes[..] else { panic!("one process: {rewritten:?}") };
+        let [process] = &rewritten.processes[..] else { panic!("one process: {rewritten:?}") };
         assert_eq!(record.rest.map(|rest| rest.threads), Some(2));
         assert_eq!(process.threads, 2);
         assert!(process.dropped_pages > 0 && process.kept_pages > 512, "{process:?}");
         rewritten.changed.write(&images)?;
-        println!("turn {turn}: {process:?}, rest after {:?}", record.rest.map(|rest| rest.park_time));
+        let rest = record.rest.map(|rest| rest.park_time);
+        let (kept, dropped) = (process.kept_pages, process.dropped_pages);
+        println!("turn {turn}: {kept} pages kept, {dropped} left out, rest after {rest:?}");
         service.restore(&images)?;
     }
     assert_eq!(service.end()?, expected()?);
