@@ -126,6 +126,9 @@ impl Rewriting<'_> {
         let core_name = |thread: &u32| format!("core-{thread}.img");
         let first = core_name(pid);
         let core = ThreadImage::decode(images.record(&first)?).map_err(|reason| damaged(&first, reason))?;
+        if !core.has_process() {
+            return Err(damaged(&first, "it is not of a process".to_owned()).into());
+        }
         if core.has_ended().map_err(|reason| damaged(&first, reason))? {
             let mut core = core;
             core.set_architecture(architecture(self.target.node.set));
@@ -135,8 +138,11 @@ impl Rewriting<'_> {
         let space_name = format!("mm-{pid}.img");
         let of_space = |reason| damaged(&space_name, reason);
         let space = AddressSpace::decode(images.record(&space_name)?).map_err(of_space)?;
-        let executable = self.files.path(space.executable).ok_or_else(|| {
-            of_space(format!("its executable, file {}, is not among the open files", space.executable))
+        let executable = self.files.executable(space.executable).ok_or_else(|| {
+            of_space(format!(
+                "its executable, file {}, is not among the open files by its own path",
+                space.executable
+            ))
         })?;
         let name = Name { pid: *pid, name: String::from_utf8_lossy(executable).into_owned() };
         let unfit = |cause| Unfit::Process { process: name.clone(), cause };

@@ -5,6 +5,7 @@ use super::wire::Fields;
 
 /// Fields of `file_entry`.
 mod field {
+    pub(super) const KIND: u32 = 1;
     pub(super) const NUMBER: u32 = 2;
     pub(super) const REGULAR: u32 = 3;
     /// What has flags of open(2), and the field in which: regular files, sockets (IP, packets, netlink, Unix),
@@ -34,11 +35,15 @@ mod field {
 
 /// Fields of `reg_file_entry`.
 mod regular {
+    pub(super) const NUMBER: u32 = 1;
     pub(super) const NAME: u32 = 6;
     pub(super) const SIZE: u32 = 8;
     /// Build ID, checksum and what of the file it is of.
     pub(super) const CONTENTS: [u32; 4] = [11, 12, 13, 14];
 }
+
+/// `REG` of CRIU's `fd_types`.
+const REGULAR: u64 = 1;
 
 /// An entry, taken apart. Its errors say what is wrong with the image.
 #[derive(Clone, Debug)]
@@ -53,6 +58,15 @@ impl<'a> OpenedFile<'a> {
     pub fn decode(record: &'a [u8]) -> Result<Self, String> {
         let fields = Fields::decode(record)?;
         let number = fields.number32(field::NUMBER)?.ok_or("a file has no number")?;
+        // CRIU goes by the kind, and by the number inside.
+        let inside = match fields.bytes(field::REGULAR)? {
+            None => None,
+            Some(regular) => Some(Fields::decode(regular)?.number32(regular::NUMBER)?),
+        };
+        let is_regular = fields.number(field::KIND)? == Some(REGULAR);
+        if is_regular != inside.is_some() || inside.is_some_and(|inside| inside != Some(number)) {
+            return Err(format!("file {number} is of another kind or number than what it has"));
+        }
         Ok(Self { fields, number })
     }
 
@@ -135,11 +149,35 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_another_inside_is_refused() {
+        let changed = |tag, inner: bool, value| {
+            let mut fields = file();
+            if inner {
+                fields
+                    .change(field::REGULAR, |fields| {
+                        fields.set_number(tag, value);
+                        Ok(())
+                    })
+                    .unwrap();
+            } else {
+                fields.set_number(tag, value);
+            }
+            OpenedFile::decode(&fields.encode()).map(|file| file.number)
+        };
+        assert_eq!(changed(field::KIND, false, REGULAR), Ok(7));
+        assert!(changed(field::KIND, false, 2).is_err(), "a pipe");
+        assert!(changed(field::NUMBER, false, 8).is_err());
+        assert!(changed(regular::NUMBER, true, 8).is_err());
+    }
+
+    #[test]
     fn flags_of_each_kind_are_changed_and_a_refusal_is_told() {
         for (kind, tag) in field::WITH_FLAGS {
             let mut inner = Fields::default();
+            inner.set_number(regular::NUMBER, 1);
             inner.set_number(tag, 3);
             let mut fields = Fields::default();
+            fields.set_number(field::KIND, if kind == field::REGULAR { REGULAR } else { 2 });
             fields.set_number(field::NUMBER, 1);
             fields.set_bytes(kind, inner.encode());
             let before = fields.encode();

@@ -6,12 +6,14 @@
 //! pages-N: their lengths only                                          what of pages-N stays
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+
+use prost::Message;
 
 use super::{ImageError, ImageKind, Pagemap, ProcessTreeEntry, decode, read_image, split};
 
@@ -23,6 +25,13 @@ const LIMIT: usize = 512 << 20;
 pub struct ProcessImages {
     images: BTreeMap<String, Vec<u8>>,
     pages: BTreeMap<u32, u64>,
+}
+
+/// `remap_file_path_entry`, as far as it is read here.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+struct Remap {
+    #[prost(uint32, required, tag = "1")]
+    file: u32,
 }
 
 /// What becomes of images. Those that are not named stay as they are.
@@ -106,6 +115,18 @@ impl ProcessImages {
     pub fn image(&self, name: &str) -> Result<&[u8], ImageError> {
         let image = self.images.get(name);
         image.map(Vec::as_slice).ok_or_else(|| damaged(name, "it is not among the images".to_owned()))
+    }
+
+    /// The numbers of the files that have lost the name by which they were opened, and are found by another one.
+    ///
+    /// # Errors
+    /// The image is damaged.
+    pub fn renamed(&self) -> Result<BTreeSet<u32>, ImageError> {
+        let name = "remap-fpath.img";
+        let Some(bytes) = self.images.get(name) else { return Ok(BTreeSet::new()) };
+        let remaps: Vec<Remap> =
+            decode(bytes, ImageKind::RemapPaths).map_err(|reason| damaged(name, reason))?;
+        Ok(remaps.into_iter().map(|remap| remap.file).collect())
     }
 
     /// The names of the images.
@@ -228,6 +249,7 @@ fn kind_of(name: &str) -> Option<ImageKind> {
     Some(match name {
         "pstree.img" => ImageKind::ProcessTree,
         "files.img" => ImageKind::Files,
+        "remap-fpath.img" => ImageKind::RemapPaths,
         _ if numbered(name, "core-").is_some() => ImageKind::Core,
         _ if numbered(name, "mm-").is_some() => ImageKind::Memory,
         _ if numbered(name, "pagemap-").or_else(|| numbered(name, "pagemap-shmem-")).is_some() => {
@@ -284,6 +306,10 @@ mod tests {
         assert_eq!(images.names().collect::<Vec<_>>(), ["core-5.img", "pstree.img"]);
         assert_eq!(images.tree().unwrap(), [process]);
         assert_eq!((images.pages(3), images.pages(9)), (Some(6), None));
+        assert_eq!(images.renamed().unwrap(), BTreeSet::new());
+        write("remap-fpath.img", &image(ImageKind::RemapPaths, &[Remap { file: 7 }, Remap { file: 4 }]));
+        let renamed = ProcessImages::read(directory.path()).unwrap().renamed().unwrap();
+        assert_eq!(renamed.into_iter().collect::<Vec<_>>(), [4, 7]);
         assert!(images.record("mm-5.img").unwrap_err().to_string().contains("not among the images"));
         assert!(images.records("inventory.img").unwrap_err().to_string().contains("not known"));
 

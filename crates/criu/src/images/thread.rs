@@ -44,6 +44,8 @@ const ENDED: [u64; 2] = [2, 6];
 const OF_32_BITS: u64 = 2;
 /// `SA_RESTORER`, the same on all sets.
 const RESTORER: u64 = 0x0400_0000;
+/// How many actions a process has. CRIU would look for another image where there were none.
+const ACTIONS: usize = 62;
 /// Signals that have no action.
 const WITHOUT_ACTION: [i32; 2] = [9, 19];
 
@@ -110,6 +112,12 @@ impl<'a> ThreadImage<'a> {
         Ok([Architecture::X86_64, Architecture::Aarch64]
             .into_iter()
             .find(|one| Some(one.machine()) == machine))
+    }
+
+    /// Is this of a process as a whole, or of one more thread?
+    #[must_use]
+    pub fn has_process(&self) -> bool {
+        self.0.has(field::TASK)
     }
 
     /// Is this of a process that has ended, and waits for its parent to ask how?
@@ -189,8 +197,12 @@ impl<'a> ThreadImage<'a> {
     pub fn change_actions(&mut self, change: impl Fn(&mut SignalAction)) -> Result<(), String> {
         self.0.change(field::TASK, |fields| {
             let mut changed = Vec::new();
+            let actions = fields.all(task::ACTIONS)?;
+            if actions.len() != ACTIONS {
+                return Err(format!("it has actions of {} signals, and must have {ACTIONS}", actions.len()));
+            }
             let mut signals = (1..).filter(|signal| !WITHOUT_ACTION.contains(signal));
-            for inner in fields.all(task::ACTIONS)? {
+            for inner in actions {
                 let mut fields = Fields::decode(inner)?;
                 let number = |tag| Ok::<_, String>(fields.number(tag)?.unwrap_or(0));
                 let (handler, restorer) = (number(action::HANDLER)?, number(action::RESTORER)?);
@@ -292,7 +304,9 @@ mod tests {
         let mut task = Fields::default();
         task.set_number(task::STATE, 1);
         task.set_bytes(task::NAME, b"redis-server".to_vec());
-        task.set_all(task::ACTIONS, [vec![0x08, 1, 0x10, 0, 0x18, 0, 0x20, 0], handled.encode()]);
+        let ignored = vec![0x08, 1, 0x10, 0, 0x18, 0, 0x20, 0];
+        let rest = std::iter::repeat_n(ignored.clone(), ACTIONS - 2);
+        task.set_all(task::ACTIONS, [ignored, handled.encode()].into_iter().chain(rest));
         task.set_number(70, 3);
         let mut thread = Fields::default();
         for (tag, number) in [(1, 0x7000), (2, 24), (6, 1 << 63)] {
@@ -352,10 +366,19 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_all_actions() {
+        let mut core = Fields::default();
+        core.set_bytes(field::TASK, Vec::new());
+        let mut core = ThreadImage(core);
+        assert!(core.has_process());
+        assert!(core.change_actions(|_| {}).unwrap_err().contains("actions of 0 signals"));
+    }
+
+    #[test]
     fn signals_are_counted_without_those_that_have_no_action() {
         let mut task = Fields::default();
         let handled = [0x08, 2, 0x10, 0, 0x18, 0, 0x20, 0].to_vec();
-        task.set_all(task::ACTIONS, std::iter::repeat_n(handled, 62));
+        task.set_all(task::ACTIONS, std::iter::repeat_n(handled, ACTIONS));
         let mut core = Fields::default();
         core.set_bytes(field::TASK, task.encode());
         let seen = std::cell::RefCell::new(Vec::new());

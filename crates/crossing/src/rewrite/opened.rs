@@ -1,7 +1,7 @@
 //! What processes have open.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_criu::images::{ChangedImages, ImageError, ImageKind, OpenedFile, ProcessImages};
 use godwit_isa_plan::Set;
@@ -17,6 +17,8 @@ const NAME: &str = "files.img";
 pub(super) struct Files<'a> {
     all: Vec<OpenedFile<'a>>,
     paths: BTreeMap<u32, Vec<u8>>,
+    /// Those that are found by another name, or whose contents are in the images.
+    renamed: BTreeSet<u32>,
 }
 
 impl<'a> Files<'a> {
@@ -31,12 +33,13 @@ impl<'a> Files<'a> {
             }
             all.push(file);
         }
-        Ok(Self { all, paths })
+        Ok(Self { all, paths, renamed: images.renamed()? })
     }
 
-    /// The path of a regular file.
-    pub(super) fn path(&self, number: u32) -> Option<&[u8]> {
-        self.paths.get(&number).map(Vec::as_slice)
+    /// The path of an executable; none if it is no regular file, or not the one that has this path.
+    pub(super) fn executable(&self, number: u32) -> Option<&[u8]> {
+        let path = self.paths.get(&number).map(Vec::as_slice);
+        path.filter(|_| !self.renamed.contains(&number))
     }
 
     /// Executables are the target's, and flags those of its set.

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use godwit_criu::images::{AddressSpace, Architecture, PageRun, Pagemap, ProcessImages, ThreadImage};
-use godwit_isa_plan::{DATA, HEAP, PRIVATE_DATA, Quarter, Slot};
+use godwit_criu::images::{
+    AddressSpace, Architecture, ChangedImages, ImageKind, MappedArea, PageRun, Pagemap, ProcessImages,
+    ThreadImage,
+};
+use godwit_isa_plan::{DATA, HEAP, MAP, PRIVATE_DATA, Quarter, Slot};
 use proptest::prelude::*;
 
 use super::*;
@@ -155,11 +158,83 @@ fn a_process_that_cannot_go_on_is_named() {
     says(refused(|_, _, target| target.node.address_end = 1 << 39), "processes of the other node end at");
     let twice = refused(|images, _, _| {
         // Both threads have the thread pointer of one.
-        let other = images["core-43.img"].clone();
-        images.insert("core-42.img".to_owned(), other);
+        let other = images["core-42.img"].clone();
+        images.insert("core-43.img".to_owned(), other);
     });
     says(twice, "two threads have the control block");
     assert!(refused(|_, _, target| target.node.page_bytes = 65536).contains("those of the other node 65536"));
+}
+
+/// The images with one more area.
+fn with_area(images: &mut BTreeMap<String, Vec<u8>>, area: &MappedArea<'_>) {
+    let name = "mm-42.img";
+    let all = of_images(images.clone());
+    let mut space = AddressSpace::decode(all.record(name).expect("one")).expect("it is whole");
+    let old = space.clone();
+    let mut areas = old.areas(PAGE).expect("they are in order");
+    areas.push(area.clone());
+    areas.sort_by_key(|area| area.range.start);
+    space.set_areas(&areas);
+    let mut changed = ChangedImages::default();
+    changed.insert(name, ImageKind::Memory, &[space.encode()]).expect("it is short");
+    images.extend(changed.images);
+}
+
+#[test]
+fn memory_that_others_have_put_there_is_refused() {
+    let says = |area: MappedArea<'_>, what: &str| {
+        let text = refused(|images, _, _| with_area(images, &area));
+        assert!(text.contains(what), "{text}");
+    };
+    let (read, execute) = (1, 4);
+    let at = MAP.start + 0x1000_0000..MAP.start + 0x1000_0000 + PAGE;
+    says(
+        MappedArea::of_file(at.clone(), read | execute, 1, 0),
+        "may be executed and is not of its executable",
+    );
+    says(MappedArea::of_zeros(at.clone(), read | execute), "may be executed and is not of its executable");
+    says(MappedArea::of_zeros(0x1_0000..0x1_1000, read), "where programs of godwit-cc have none");
+    says(MappedArea::of_zeros(DATA.start + 0x100_0000..DATA.start + 0x100_1000, read), "have none");
+    says(
+        MappedArea::of_zeros(HEAP.start..HEAP.start + PAGE, read),
+        "mm-42.img is damaged: the area from 0x100000000",
+    );
+    says(MappedArea::of_zeros(at, 0x100), "of a kind that cannot change its instruction set");
+}
+
+#[test]
+fn code_where_the_target_has_its_own_is_not_taken() {
+    let (mut all, target) = (images(), target(Set::X86_64));
+    // Between the parts of private text and private data that the executable has.
+    with_area(&mut all, &MappedArea::of_zeros(0x100_0000..0x100_1000, 7));
+    let rewritten = rewrite(&of_images(all), &records(), &target).expect("it is left out");
+    let straight = rewrite(&of_images(images()), &records(), &target).expect("it fits");
+    assert_eq!(rewritten.changed, straight.changed);
+}
+
+/// CRIU would map what the peer has put into the images, or has named.
+#[test]
+fn an_executable_that_is_found_by_another_name_is_refused() {
+    let text = refused(|images, _, _| {
+        let remap = [0x5456_4319_u32, 0x5913_3954, 6].map(u32::to_le_bytes).concat();
+        images.insert("remap-fpath.img".to_owned(), [&remap[..], &[8, 1, 16, 9, 24, 1]].concat());
+    });
+    assert!(
+        text.contains("mm-42.img is damaged: its executable, file 1, is not among the open files"),
+        "{text}"
+    );
+}
+
+#[test]
+fn rings_of_asynchronous_calls_are_refused() {
+    let text = refused(|images, _, _| {
+        let space = images.get_mut("mm-42.img").expect("one");
+        // Field 16, empty, behind all others of the record.
+        space.extend([0x82, 0x01, 0x00]);
+        let length = u32::try_from(space.len() - 12).expect("it is short");
+        space[8..12].copy_from_slice(&length.to_le_bytes());
+    });
+    assert!(text.contains("uses io_uring or asynchronous input and output"), "{text}");
 }
 
 #[test]
