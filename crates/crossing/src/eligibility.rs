@@ -20,6 +20,8 @@ pub struct Process {
     pub name: Name,
     /// The path of its executable in the service.
     pub executable: Vec<u8>,
+    /// That is in a volume or on another mount, and not in the root filesystem.
+    pub is_on_mount: bool,
     /// What it says about itself.
     pub record: Result<Record, RecordError>,
     /// What it has mapped.
@@ -77,6 +79,9 @@ pub(crate) fn program_of<'a>(process: &Process, target: &'a Target) -> Result<&'
         Err(RecordError::Foreign) => return Err(Cause::NotBuilt(set)),
         Err(error @ RecordError::Version(_)) => return Err(Cause::Record(*error)),
     };
+    if process.is_on_mount {
+        return Err(Cause::OnMount);
+    }
     let program = target.programs.get(&process.executable).ok_or(Cause::NoTwin(set))?;
     if program.executable.set != set {
         return Err(Cause::OtherSet { there: program.executable.set, wanted: set });
@@ -170,6 +175,7 @@ mod tests {
         Process {
             name: Name { pid: 17, name: "/bin/service".into() },
             executable: b"/bin/service".to_vec(),
+            is_on_mount: false,
             record: Ok(Record { identity: [9; 32], ready: true, rest: None }),
             areas: vec![
                 Area { range: 0x40_0000..0x41_0000, is_executable: true, owner: Owner::Program },
@@ -221,6 +227,7 @@ mod tests {
         assert!(refused(|process| process.record = Ok(other)).contains("is of another build"));
         let early = Record { identity: [9; 32], ready: false, rest: None };
         assert!(refused(|process| process.record = Ok(early)).contains("not begun to listen"));
+        assert!(text(|process| process.is_on_mount = true).contains("in a volume or on another mount"));
         assert!(text(|process| process.has_filter = true).contains("seccomp filter"));
         assert!(text(|process| process.has_rings = true).contains("io_uring"));
     }

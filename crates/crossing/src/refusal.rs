@@ -69,6 +69,11 @@ pub enum Cause {
     /// The target has no such file.
     #[error("has no executable for {} at that path in the image; add that platform to the image", called(*.0))]
     NoTwin(Set),
+    /// Its executable is not in the root filesystem.
+    #[error(
+        "has its executable in a volume or on another mount; put it into the image, where each platform has its own"
+    )]
+    OnMount,
     /// The target's is another program.
     #[error(
         "is of another build than its executable for {}; build both at once, and put both into the image",

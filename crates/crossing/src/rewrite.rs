@@ -175,6 +175,7 @@ impl Rewriting<'_> {
         let facts = Process {
             name: name.clone(),
             executable: executable.to_vec(),
+            is_on_mount: !self.files.is_of_root(executable),
             record: Record::decode(record),
             areas: areas.iter().map(|area| space::facts(area, space.stack)).collect(),
             has_filter,

@@ -2,8 +2,9 @@
 //! files: read, changed by whoever knows how, written.
 //!
 //! ```text
-//! pstree, files, core-TID, mm-PID, pagemap-PID ──▶ ProcessImages ──▶ (pure functions) ──▶ ChangedImages ──▶ the same files
-//! pages-N: their lengths only                                          what of pages-N stays
+//! pstree, files, remap-fpath, mountpoints-N ─┐
+//! core-TID, mm-PID, pagemap-PID             ─┴▶ ProcessImages ─▶ (pure functions) ─▶ ChangedImages ─▶ the same files
+//! pages-N: their lengths only                                                        what of pages-N stays
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +21,9 @@ use super::{ImageError, ImageKind, Pagemap, ProcessTreeEntry, decode, read_image
 /// Most bytes of all of them: half of a GiB, a hundred times what ten thousand threads have.
 const LIMIT: usize = 512 << 20;
 
+/// What images of mounts are called; the rest is the number of the namespace.
+const MOUNTS: &str = "mountpoints-";
+
 /// Images by the names of their files, and how long the files with the contents of pages are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessImages {
@@ -32,6 +36,13 @@ pub struct ProcessImages {
 struct Remap {
     #[prost(uint32, required, tag = "1")]
     file: u32,
+}
+
+/// `mnt_entry`, as far as it is read here.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Mount {
+    #[prost(bytes = "vec", required, tag = "7")]
+    place: Vec<u8>,
 }
 
 /// What becomes of images. Those that are not named stay as they are.
@@ -127,6 +138,20 @@ impl ProcessImages {
         let remaps: Vec<Remap> =
             decode(bytes, ImageKind::RemapPaths).map_err(|reason| damaged(name, reason))?;
         Ok(remaps.into_iter().map(|remap| remap.file).collect())
+    }
+
+    /// Where there are mounts, in each mount namespace that the images have.
+    ///
+    /// # Errors
+    /// An image is damaged.
+    pub fn mounts(&self) -> Result<Vec<Vec<Vec<u8>>>, ImageError> {
+        let namespaces = self.images.iter().filter(|(name, _)| numbered(name, MOUNTS).is_some());
+        let places = |(name, bytes): (&String, &Vec<u8>)| {
+            let mounts: Vec<Mount> =
+                decode(bytes, ImageKind::Mountpoints).map_err(|reason| damaged(name, reason))?;
+            Ok(mounts.into_iter().map(|mount| mount.place).collect())
+        };
+        namespaces.map(places).collect()
     }
 
     /// The names of the images.
@@ -252,6 +277,7 @@ fn kind_of(name: &str) -> Option<ImageKind> {
         "remap-fpath.img" => ImageKind::RemapPaths,
         _ if numbered(name, "core-").is_some() => ImageKind::Core,
         _ if numbered(name, "mm-").is_some() => ImageKind::Memory,
+        _ if numbered(name, MOUNTS).is_some() => ImageKind::Mountpoints,
         _ if numbered(name, "pagemap-").or_else(|| numbered(name, "pagemap-shmem-")).is_some() => {
             ImageKind::Pagemap
         }
@@ -310,6 +336,10 @@ mod tests {
         write("remap-fpath.img", &image(ImageKind::RemapPaths, &[Remap { file: 7 }, Remap { file: 4 }]));
         let renamed = ProcessImages::read(directory.path()).unwrap().renamed().unwrap();
         assert_eq!(renamed.into_iter().collect::<Vec<_>>(), [4, 7]);
+        let mount = |place: &str| Mount { place: place.into() };
+        write("mountpoints-9.img", &image(ImageKind::Mountpoints, &[mount("/"), mount("./proc")]));
+        let mounts = ProcessImages::read(directory.path()).unwrap().mounts().unwrap();
+        assert_eq!(mounts, [[b"/".to_vec(), b"./proc".to_vec()]]);
         assert!(images.record("mm-5.img").unwrap_err().to_string().contains("not among the images"));
         assert!(images.records("inventory.img").unwrap_err().to_string().contains("not known"));
 

@@ -19,6 +19,8 @@ pub(super) struct Files<'a> {
     paths: BTreeMap<u32, Vec<u8>>,
     /// Those that are found by another name, or whose contents are in the images.
     renamed: BTreeSet<u32>,
+    /// Where there are mounts, in each namespace.
+    mounts: Vec<Vec<Vec<u8>>>,
 }
 
 impl<'a> Files<'a> {
@@ -33,13 +35,28 @@ impl<'a> Files<'a> {
             }
             all.push(file);
         }
-        Ok(Self { all, paths, renamed: images.renamed()? })
+        Ok(Self { all, paths, renamed: images.renamed()?, mounts: images.mounts()? })
     }
 
     /// The path of an executable; none if it is no regular file, or not the one that has this path.
     pub(super) fn executable(&self, number: u32) -> Option<&[u8]> {
         let path = self.paths.get(&number).map(Vec::as_slice);
         path.filter(|_| !self.renamed.contains(&number))
+    }
+
+    /// Is a path, as the kernel tells it, one of the root filesystem, and not of what is mounted in it or over it? Only
+    /// there executables come from the image of the service.
+    pub(super) fn is_of_root(&self, path: &[u8]) -> bool {
+        let Some(path) = path.strip_prefix(b"/").and_then(names) else { return false };
+        self.mounts.iter().all(|places| {
+            let mut roots = 0;
+            places.iter().all(|place| {
+                let place = place.strip_prefix(b".").unwrap_or(place);
+                let Some(place) = names(place) else { return false };
+                roots += usize::from(place.is_empty());
+                roots < 2 && (place.is_empty() || !path.starts_with(&place))
+            })
+        })
     }
 
     /// Executables are the target's, and flags those of its set.
@@ -75,4 +92,10 @@ impl<'a> Files<'a> {
         }
         Ok(changed.insert(NAME, ImageKind::Files, &records)?)
     }
+}
+
+/// The names that a path is made of; none where it does not say by itself where it leads.
+fn names(path: &[u8]) -> Option<Vec<&[u8]>> {
+    let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+    names.map(|name| (!matches!(name, b"." | b"..")).then_some(name)).collect()
 }

@@ -226,6 +226,31 @@ fn an_executable_that_is_found_by_another_name_is_refused() {
 }
 
 #[test]
+fn an_executable_on_a_mount_of_its_own_is_refused() {
+    let with = |places: &[&str]| {
+        let mut image = [0x5456_4319_u32, 0x5556_3928].map(u32::to_le_bytes).concat();
+        for place in places {
+            let length = u8::try_from(place.len()).expect("it is short");
+            image.extend(
+                [&u32::from(length + 2).to_le_bytes(), &[0x3a, length][..], place.as_bytes()].concat(),
+            );
+        }
+        let mut all = images();
+        all.insert("mountpoints-12.img".to_owned(), image);
+        rewrite(&of_images(all), &records(), &target(Set::Aarch64))
+            .map(drop)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(with(&["/", "./proc", "/srv/godwit", "/srv/godwit-fixture/data"]), Ok(()));
+    for places in
+        [&["/srv"][..], &["/", "./srv/godwit-fixture"], &["/", "/"], &["/", "//srv/"], &["/", "/proc/../srv"]]
+    {
+        let text = with(places).expect_err("it is not of the image");
+        assert!(text.contains("has its executable in a volume or on another mount"), "{places:?}: {text}");
+    }
+}
+
+#[test]
 fn rings_of_asynchronous_calls_are_refused() {
     let text = refused(|images, _, _| {
         let space = images.get_mut("mm-42.img").expect("one");
