@@ -20,7 +20,7 @@ fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
     let mut service = Service::start()?;
     for turn in 1..=3 {
         service.prints(turn * LINES / 5)?;
-        let record = service.rest()?;
+        let rest = service.rest()?;
         let images = scratch.path().join(turn.to_string());
         service.dump(&images)?;
         let before = service.output()?;
@@ -29,13 +29,12 @@ fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
         let (found, records) = read(&images)?;
         let rewritten = rewrite(&found, &records, &target)?;
         let [process] = &rewritten.processes[..] else { panic!("one process: {rewritten:?}") };
-        assert_eq!(record.rest.map(|rest| rest.threads), Some(2));
+        assert_eq!(rest.threads, 2);
         assert_eq!(process.threads, 2);
         assert!(process.dropped_pages > 0 && process.kept_pages > 512, "{process:?}");
         rewritten.changed.write(&images)?;
-        let rest = record.rest.map(|rest| rest.park_time);
         let (kept, dropped) = (process.kept_pages, process.dropped_pages);
-        println!("turn {turn}: {kept} pages kept, {dropped} left out, rest after {rest:?}");
+        println!("turn {turn}: {kept} pages kept, {dropped} left out, rest after {:?}", rest.park_time);
         service.restore(&images)?;
     }
     assert_eq!(service.end()?, expected()?);

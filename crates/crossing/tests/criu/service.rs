@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -11,9 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use godwit_criu::images::ProcessImages;
 use godwit_criu::{Criu, DumpOptions};
-use godwit_crossing::{Node, Program, Record, Records, Request, Target};
+use godwit_crossing::{Node, Program, Record, Records, Rest, Target};
 use godwit_isa_plan::{PAGE, RECORD, Set};
 use godwit_isa_programs::compile::Compiler;
+use godwit_isa_tests::rest::Tree;
 
 /// So long that a machine which is busy with other tests comes to it.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -98,16 +98,11 @@ impl Service {
     }
 
     /// Asks it to rest, and waits until it does.
-    pub(crate) fn rest(&self) -> Result<Record> {
-        let record = || {
-            let mut bytes = [0; Record::BYTES];
-            File::open(format!("/proc/{}/mem", self.pid))?.read_exact_at(&mut bytes, RECORD)?;
-            Ok::<_, anyhow::Error>(Record::decode(&bytes)?)
-        };
-        self.until("does not listen", || Ok(record()?.ready))?;
-        self.ask(Request::Rest)?;
-        self.until("does not come to rest", || Ok(record()?.rest.is_some()))?;
-        record()
+    pub(crate) fn rest(&self) -> Result<Rest> {
+        match Tree::of(i32::try_from(self.pid)?).rest()?[..] {
+            [(_, rest)] => Ok(rest),
+            ref others => bail!("one process was to come to rest: {others:?}"),
+        }
     }
 
     /// Dumps it, which ends it, into a new directory.
@@ -149,19 +144,6 @@ impl Service {
         self.until("does not end", || Ok(!Path::new(&format!("/proc/{}/fd/0", self.pid)).exists()))?;
         self.child.wait()?;
         self.output()
-    }
-
-    fn ask(&self, request: Request) -> Result<()> {
-        let mut information = [0_i32; 32];
-        information[0] = Request::SIGNAL;
-        information[2] = Request::CODE;
-        information[6] = request.value();
-        let pid = libc::pid_t::try_from(self.pid)?;
-        // SAFETY: the call reads 128 bytes, and that many there are.
-        let asked =
-            unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, pid, Request::SIGNAL, information.as_ptr()) };
-        ensure!(asked == 0, "the service cannot be asked to rest: {}", std::io::Error::last_os_error());
-        Ok(())
     }
 
     /// Nothing tells of what happens in another process, so it is looked at again and again.
