@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use godwit_criu::images::{Pagemap, ProcessImages};
-use godwit_crossing::{Fate, Target, rewrite};
+use godwit_crossing::{Fate, Target, eligibility, rewrite};
 use godwit_isa_plan::Set;
 
 use service::{LINES, Service, expected, read, target};
@@ -108,6 +108,25 @@ fn measured(work: impl Fn() -> Result<()>) -> Result<()> {
     times.sort();
     let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(Duration::MAX);
     println!("rewriting a process of two threads: median {:?}, 99 % below {:?}", at(50), at(99));
+    Ok(())
+}
+
+/// Before anything is done to a service that runs, it is known whether it may go.
+#[test]
+fn a_running_service_may_go_to_both_sets_and_no_smaller_address_space() -> Result<()> {
+    let service = Service::start()?;
+    service.prints(1)?;
+    let facts = service.facts()?;
+    for set in Set::ALL {
+        let mut target = target(set)?;
+        assert_eq!(eligibility(std::slice::from_ref(&facts), 4096, &target), Ok(()));
+        // The kernel's first stack is above what such arm64 kernels have.
+        target.node.address_end = 1 << 39;
+        let refused =
+            eligibility(std::slice::from_ref(&facts), 4096, &target).expect_err("it has a stack there");
+        let [refused] = &refused[..] else { panic!("one process: {refused:?}") };
+        assert!(refused.to_string().contains("processes of the other node end at 0x8000000000"), "{refused}");
+    }
     Ok(())
 }
 

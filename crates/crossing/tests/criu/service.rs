@@ -1,5 +1,6 @@
 //! A service of two threads (`programs/service.c`) that runs, comes to rest, is dumped, and goes on from its images.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,13 +8,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use godwit_criu::images::ProcessImages;
 use godwit_criu::{Criu, DumpOptions};
-use godwit_crossing::{Node, Program, Record, Records, Rest, Target};
+use godwit_crossing::{
+    Name, Node, Process, Program, Record, RecordError, Records, Rest, Target, areas_of_maps,
+};
 use godwit_isa_plan::{PAGE, RECORD, Set};
 use godwit_isa_programs::compile::Compiler;
-use godwit_isa_tests::rest::Tree;
+use godwit_isa_tests::rest::{Tree, record};
 
 /// So long that a machine which is busy with other tests comes to it.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -103,6 +106,27 @@ impl Service {
             [(_, rest)] => Ok(rest),
             ref others => bail!("one process was to come to rest: {others:?}"),
         }
+    }
+
+    /// What can be seen of it while it runs.
+    pub(crate) fn facts(&self) -> Result<Process> {
+        let pid = self.pid;
+        let said = Cell::new(None);
+        self.until("does not listen", || {
+            said.set(record(i32::try_from(pid)?)?);
+            Ok(said.get().is_some_and(|record| record.ready))
+        })?;
+        let executable = executable(Set::X86_64)?;
+        let areas = areas_of_maps(&fs::read(format!("/proc/{pid}/maps"))?);
+        Ok(Process {
+            name: Name { pid, name: executable.display().to_string() },
+            executable: executable.into_os_string().into_encoded_bytes(),
+            is_on_mount: false,
+            record: said.get().ok_or(RecordError::Foreign),
+            areas: areas.context("the kernel tells its memory in another way")?,
+            has_filter: false,
+            has_rings: false,
+        })
     }
 
     /// Dumps it, which ends it, into a new directory.
