@@ -176,7 +176,7 @@ mod tests {
             name: Name { pid: 17, name: "/bin/service".into() },
             executable: b"/bin/service".to_vec(),
             is_on_mount: false,
-            record: Ok(Record { identity: [9; 32], ready: true, rest: None }),
+            record: Ok(Record { identity: [9; 32], ready: true, rest: None, over: 0 }),
             areas: vec![
                 Area { range: 0x40_0000..0x41_0000, is_executable: true, owner: Owner::Program },
                 area(0x801_0000..0x801_3000),
@@ -223,9 +223,9 @@ mod tests {
         assert!(
             text(|process| process.executable = b"/other".to_vec()).contains("has no executable for x86-64")
         );
-        let other = Record { identity: [8; 32], ready: true, rest: None };
+        let other = Record { identity: [8; 32], ready: true, rest: None, over: 0 };
         assert!(refused(|process| process.record = Ok(other)).contains("is of another build"));
-        let early = Record { identity: [9; 32], ready: false, rest: None };
+        let early = Record { identity: [9; 32], ready: false, rest: None, over: 0 };
         assert!(refused(|process| process.record = Ok(early)).contains("not begun to listen"));
         assert!(text(|process| process.is_on_mount = true).contains("in a volume or on another mount"));
         assert!(text(|process| process.has_filter = true).contains("seccomp filter"));
