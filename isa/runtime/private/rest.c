@@ -2,7 +2,7 @@
 // somebody lets the process go on here, or its memory goes on elsewhere (restored.c). world.c brings the threads here.
 #include "private.h"
 
-enum { SIGNAL_SET_BYTES = 8, SIG_BLOCK = 0, SIG_UNBLOCK = 1, EINTR = 4, MADV_DONTNEED = 4 };
+enum { SIGNAL_SET_BYTES = 8, SIG_BLOCK = 0, SIG_UNBLOCK = 1, EINTR = 4, EINVAL = 22, MADV_DONTNEED = 4 };
 
 // Not static: the linker places it (isa/link/src/layout.rs).
 struct gw_rest gw_rest __attribute__((section(".gw.rest"))) = {.magic = GW_REST_MAGIC, .version = GW_REST_VERSION};
@@ -41,12 +41,13 @@ int gw_hear_of_rest(const struct gw_signal_info *information) {
 void gw_forked_rest(void) { begun = gw_rest.over; }
 
 // By each thread, before it stands still. A stop that was sent to it must not stay in the kernel's queue: the kernel
-// delivers what is pending at the end of any call. What the program's part of the native stack holds is of no use.
+// delivers what is pending at the end of any call. What the program's part of the native stack holds is of no use; the
+// kernel keeps it where the program has locked its memory.
 void gw_settle_for_rest(const struct gw_thread *thread) {
     uint64_t begin = gw_quarter_begin(thread->slot, GW_NATIVE_STACK);
     uint64_t length = gw_quarter_end(thread->slot, GW_NATIVE_STACK) - GW_RUNTIME_STACK - begin;
     long error = gw_call(GW_NR_madvise, (long)begin, (long)length, MADV_DONTNEED, 0, 0, 0);
-    if (error != 0)
+    if (error != 0 && error != -EINVAL)
         gw_fail("cannot empty a thread's native stack", 0, error);
     gw_block_signals();
 }
