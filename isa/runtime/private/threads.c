@@ -282,12 +282,24 @@ void gw_enter_restored_threads(void) {
     }
 }
 
+// The thread pointer came with the thread. The control block of another slot was not looked at.
+static int is_in_use(const struct gw_thread *thread) {
+    for (uint32_t slot = 0; slot < GW_SLOTS; slot++)
+        if (__gw_threads.used[slot] && gw_thread_of_slot(slot) == thread)
+            return 1;
+    return 0;
+}
+
 void gw_begin_restored_thread(struct gw_thread *thread) {
+    static const char why[] = "a thread was restored that the program does not have, or twice";
+    if (!is_in_use(thread))
+        gw_fail(why, 0, 0);
+
     struct gw_native_thread *native = &gw_native_threads[thread->slot];
     uint32_t none = 0;
     uint32_t tid = (uint32_t)gw_call(GW_NR_gettid, 0, 0, 0, 0, 0, 0);
     if (!native->live || !__atomic_compare_exchange_n(&native->tid, &none, tid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
-        gw_fail("a thread was restored that the program does not have, or twice", 0, 0);
+        gw_fail(why, 0, 0);
     (void)gw_call(GW_NR_set_tid_address, (long)&native->tid, 0, 0, 0, 0, 0);
 }
 
