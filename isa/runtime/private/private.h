@@ -85,6 +85,8 @@ void gw_forked_world(struct gw_thread *thread);
 
 // threads.c
 void gw_map_slot(uint32_t slot);
+void gw_lock_slots(void);
+void gw_unlock_slots(void);
 void gw_begin_main(struct gw_thread *thread);
 void gw_start_loaded_threads(void);
 void gw_enter_restored_threads(void);

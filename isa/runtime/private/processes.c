@@ -19,9 +19,12 @@ long __gw_exec(long number, long a, long b, long c, long d, long e) {
 long __gw_fork(long flags, long b, long c, long d, long e) {
     enum { CLONE = 220 };
     gw_hold_requests();
+    gw_lock_slots();
     long result = __gw_kernel(CLONE, flags, b, c, d, e, 0);
     if (result == 0)
         __gw_forked();
+    else
+        gw_unlock_slots();
     gw_let_requests_through();
     return result;
 }

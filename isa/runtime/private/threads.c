@@ -21,6 +21,7 @@ long __gw_real_id(long id);
 void __gw_forked(void);
 long gw_clone(long flags, void *stack, uint32_t *word, void *block);
 
+// With it, each slot that is used has its memory.
 static uint32_t slots_lock;
 // The thread that has the number of the process.
 static uint32_t main_slot;
@@ -82,13 +83,12 @@ void *__gw_thread_new(void) {
     __gw_lock(&slots_lock);
     while (slot < GW_SLOTS && __gw_threads.used[slot])
         slot++;
-    if (slot < GW_SLOTS)
-        __gw_threads.used[slot] = 1;
-    uint32_t generation = GW_TID_FIRST_GENERATION + __gw_threads.made++ % GW_TID_GENERATIONS;
-    __gw_unlock(&slots_lock);
-    if (slot == GW_SLOTS)
+    if (slot == GW_SLOTS) {
+        __gw_unlock(&slots_lock);
         return 0;
-
+    }
+    uint32_t generation = GW_TID_FIRST_GENERATION + __gw_threads.made++ % GW_TID_GENERATIONS;
+    // A thread that has freed its slot itself takes no lock any more that this one holds.
     wait_for_end(slot);
     gw_map_slot(slot);
     struct gw_thread *thread = gw_thread_of_slot(slot);
@@ -98,6 +98,8 @@ void *__gw_thread_new(void) {
     thread->state = GW_IDLE;
     thread->continuation = (char *)gw_quarter_begin(slot, GW_CONTINUATION);
     thread->data_stack = (char *)gw_quarter_end(slot, GW_DATA_STACK) - GW_STACK_GAP;
+    __gw_threads.used[slot] = 1;
+    __gw_unlock(&slots_lock);
     if (__gw_tls_size > (uintptr_t)gw_signals_of(thread) - (uintptr_t)thread - GW_TLS_OFFSET)
         gw_fail("the thread-local variables are larger than a thread's slot", 0, 0);
     __builtin_memcpy((char *)thread + GW_TLS_OFFSET, __gw_tls_image, __gw_tls_image_size);
@@ -156,8 +158,8 @@ long __gw_thread_start(struct gw_thread *thread, int (*function)(void *), void *
 void __gw_thread_free(struct gw_thread *thread) {
     uint32_t slot = thread->slot;
     wait_for_end(slot);
-    unmap_slot(slot);
     __gw_lock(&slots_lock);
+    unmap_slot(slot);
     __gw_threads.used[slot] = 0;
     __gw_unlock(&slots_lock);
 }
@@ -251,6 +253,11 @@ void gw_begin_main(struct gw_thread *thread) {
     gw_enter_world(thread);
 }
 
+// The child of a fork finds no slot half made.
+void gw_lock_slots(void) { __gw_lock(&slots_lock); }
+
+void gw_unlock_slots(void) { __gw_unlock(&slots_lock); }
+
 // In the child of a fork: this thread only is left, and it is another process's now.
 void __gw_forked(void) {
     struct gw_thread *thread = gw_this_thread();
@@ -258,8 +265,11 @@ void __gw_forked(void) {
     for (uint32_t slot = 0; slot < GW_SLOTS; slot++) {
         if (slot == thread->slot)
             continue;
-        if (gw_native_threads[slot].live)
+        // Memory without a thread, also where the thread had parked or was about to begin.
+        if (__gw_threads.used[slot]) {
             gw_thread_of_slot(slot)->state = GW_IDLE;
+            gw_thread_of_slot(slot)->continuation = (char *)gw_quarter_begin(slot, GW_CONTINUATION);
+        }
         // Also of one that was about to end: no kernel clears it here.
         gw_native_threads[slot].tid = 0;
     }
