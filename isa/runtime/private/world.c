@@ -115,7 +115,8 @@ static void send_stop(uint32_t slot) {
 static void begin_stop(const struct gw_thread *self) {
     uint32_t wanted = __atomic_load_n(&world.wanted, __ATOMIC_SEQ_CST);
     world.for_rest = (wanted & WANTS_REST) != 0;
-    world.stopping = 1;
+    // Who sees it before it has the lock sees what the stop is for.
+    __atomic_store_n(&world.stopping, 1, __ATOMIC_RELEASE);
     // One after the other. Polls that are counted ask for a state, and nothing else says so.
     __atomic_fetch_and(&world.wanted, world.for_rest ? ~(uint32_t)WANTS_REST : ~(uint32_t)WANTS_STATE,
                        __ATOMIC_SEQ_CST);
