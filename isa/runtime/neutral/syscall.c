@@ -22,15 +22,16 @@ NOSUSPEND static long signal_descriptor(long descriptor, const uint64_t *mask, l
 // One attempt.
 NOSUSPEND static long issue(long nr, long a, long b, long c, long d, long e, long f) {
     long result;
+    // The kernel takes a signal's number as an int.
     switch (nr) {
     case NR_kill:
     case NR_tkill:
     case NR_rt_sigqueueinfo:
     case NR_pidfd_send_signal:
-        return b == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
+        return (int)b == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
     case NR_tgkill:
     case NR_rt_tgsigqueueinfo:
-        return c == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
+        return (int)c == GW_RESERVED_SIGNAL ? -EINVAL : gw_own_call(nr, a, b, c, d, e, f);
     case NR_rt_sigaction:
         return gw_sigaction((int)a, (const void *)b, (void *)c, (unsigned long)d);
     case NR_rt_sigprocmask:

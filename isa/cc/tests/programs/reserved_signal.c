@@ -23,6 +23,7 @@ int main(void)
     CHECK(sigaction(RESERVED, &action, 0) == -1 && errno == EINVAL);
     CHECK(sigaction(RESERVED, 0, &old) == -1 && errno == EINVAL);
     CHECK(kill(getpid(), RESERVED) == -1 && errno == EINVAL);
+    CHECK(syscall(SYS_kill, getpid(), RESERVED | 1L << 32) == -1 && errno == EINVAL);
     CHECK(raise(RESERVED) == -1 && errno == EINVAL);
     CHECK(sigqueue(getpid(), RESERVED, (union sigval){0}) == -1 && errno == EINVAL);
     siginfo_t information = {.si_signo = RESERVED, .si_code = SI_QUEUE};
