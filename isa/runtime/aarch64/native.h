@@ -103,4 +103,10 @@ static inline void gw_set_context_mask(void *context, uint64_t mask) {
     __builtin_memcpy((char *)context + 40, &mask, sizeof mask);
 }
 
+static inline uint64_t gw_context_mask(const void *context) {
+    uint64_t mask;
+    __builtin_memcpy(&mask, (const char *)context + 40, sizeof mask);
+    return mask;
+}
+
 #endif

@@ -49,6 +49,11 @@ void __gw_kernel_mask(long mask) {
         gw_fail("cannot set the signal mask", 0, error);
 }
 
+// What holds behind a handler. A fork or an exec that the signal has met holds requests for rest back, and goes on to.
+static void set_mask_behind(void *context, uint64_t mask) {
+    gw_set_context_mask(context, mask | (gw_context_mask(context) & gw_signal_bit(GW_SIGNAL)));
+}
+
 // Was it sent to one thread, by another or by a timer? Its number of the timer may be the kernel's or the program's.
 static int is_of_thread(const struct gw_signal_info *information) {
     if (information->code == GW_SI_TIMER) {
@@ -133,7 +138,7 @@ static void run_at_once(struct gw_thread *thread, const struct gw_signal_info *i
     thread->uninterrupted--;
     thread->data_stack = interrupted;
     signals->mask = context->mask[0] & ~GW_NEVER_BLOCKED;
-    gw_set_context_mask(native_context, gw_kernel_mask(signals) & ~bit_of_request());
+    set_mask_behind(native_context, gw_kernel_mask(signals) & ~bit_of_request());
 }
 
 // The kernel's handler of everything that the program handles. All signals but the reserved one are blocked here.
@@ -148,13 +153,13 @@ void gw_on_signal(int number, void *information, void *context) {
     if (signals->held) {
         // Let through between two changes of the mask, or a fault's number sent by somebody.
         __gw_put_back(information);
-        gw_set_context_mask(context, ~GW_NEVER_BLOCKED & ~bit_of_request());
+        set_mask_behind(context, ~GW_NEVER_BLOCKED & ~bit_of_request());
         return;
     }
     __builtin_memcpy(&signals->information, information, GW_SIGNAL_BYTES);
     signals->held = 1;
     __atomic_fetch_or(&thread->request, GW_REQUEST_SIGNAL, __ATOMIC_RELAXED);
-    gw_set_context_mask(context, gw_kernel_mask(signals) & ~bit_of_request());
+    set_mask_behind(context, gw_kernel_mask(signals) & ~bit_of_request());
     gw_leave_window(thread, context, 0);
 }
 

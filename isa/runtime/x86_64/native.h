@@ -118,4 +118,10 @@ static inline void gw_set_context_mask(void *context, uint64_t mask) {
     __builtin_memcpy((char *)context + 40 + 256, &mask, sizeof mask);
 }
 
+static inline uint64_t gw_context_mask(const void *context) {
+    uint64_t mask;
+    __builtin_memcpy(&mask, (const char *)context + 40 + 256, sizeof mask);
+    return mask;
+}
+
 #endif
