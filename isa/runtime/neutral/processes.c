@@ -52,8 +52,11 @@ long gw_vfork(long flags) {
         return result;
     // Nothing is ever written, so it ends with the end of the pipe; a handler may end it before.
     char byte;
-    while (__gw_syscall(NR_read, wait, (long)&byte, 1, 0, 0, 0) == -EINTR) {
+    long end;
+    while ((end = __gw_syscall(NR_read, wait, (long)&byte, 1, 0, 0, 0)) == -EINTR) {
     }
-    (void)__gw_syscall(NR_close, wait, 0, 0, 0, 0, 0);
+    // Else another thread has closed the number, and it is somebody else's.
+    if (end == 0)
+        (void)__gw_syscall(NR_close, wait, 0, 0, 0, 0, 0);
     return result;
 }
