@@ -168,6 +168,19 @@ fn a_parent_rests_while_the_child_of_its_vfork_has_executed_nothing() {
 }
 
 #[test]
+fn a_process_that_locks_its_memory_rests() {
+    let (_directory, program) = build("locked");
+    let stack = Slot::MAIN.quarter(Quarter::NativeStack).start.to_string();
+    let running = Stepping::start(&program, &[&stack]);
+    let tree = running.tree();
+    for way in [Way::InPlace, Way::Restored] {
+        assert_eq!(tree.rest().expect("it comes to rest").len(), 1);
+        way.go_on(&tree);
+    }
+    running.finish();
+}
+
+#[test]
 fn a_request_that_is_taken_back_is_forgotten() {
     let (_directory, program) = build("fault_waits");
     // In either order: two threads may handle them at once.
