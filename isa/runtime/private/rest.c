@@ -40,9 +40,9 @@ int gw_hear_of_rest(const struct gw_signal_info *information) {
 // The child of a fork has not been asked.
 void gw_forked_rest(void) { begun = gw_rest.over; }
 
-// By each thread, before it stands still. A stop that was sent to it must not stay in the kernel's queue: the kernel
-// delivers what is pending at the end of any call. What the program's part of the native stack holds is of no use; the
-// kernel keeps it where the program has locked its memory.
+// By each thread, before it stands still. The kernel delivers a stop that was sent to it at the end of the call; one
+// that comes later stays pending, and says nothing that its receiver does not know. What the program's part of the
+// native stack holds is of no use; the kernel keeps it where the program has locked its memory.
 void gw_settle_for_rest(const struct gw_thread *thread) {
     uint64_t begin = gw_quarter_begin(thread->slot, GW_NATIVE_STACK);
     uint64_t length = gw_quarter_end(thread->slot, GW_NATIVE_STACK) - GW_RUNTIME_STACK - begin;
