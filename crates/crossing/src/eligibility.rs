@@ -109,7 +109,7 @@ fn fits(area: &Area, target: &Executable, address_end: u64) -> Result<(), Cause>
     let Area { range, is_executable, owner } = area;
     match owner {
         Owner::Kernel => return Ok(()),
-        Owner::FirstStack | Owner::Program if IMAGE.start <= range.start && range.end <= IMAGE.end => {
+        Owner::Program if IMAGE.start <= range.start && range.end <= IMAGE.end => {
             // Only what is neutral is there on both sets. All of it is replaced but variables, which must have a place.
             let is_data = range.start < DATA.end && range.end > DATA.start;
             let inside = |pages: Range<u64>| pages.start <= range.start && range.end <= pages.end;
@@ -124,10 +124,17 @@ fn fits(area: &Area, target: &Executable, address_end: u64) -> Result<(), Cause>
     if range.end > address_end {
         return Err(Cause::TaskSize { address: range.start, end: address_end });
     }
-    match owner {
-        Owner::Program if !is_of_plan(range) => Err(Cause::Outside(range.clone())),
-        _ => Ok(()),
-    }
+    let has_place = match owner {
+        // It stays as it is, so it must not reach into what the target's executable maps.
+        Owner::FirstStack => is_of_first_stack(range),
+        Owner::Kernel | Owner::Program => is_of_plan(range),
+    };
+    if has_place { Ok(()) } else { Err(Cause::Outside(range.clone())) }
+}
+
+/// Does a range lie where the kernel puts the first stack: above all that the plan has?
+pub(crate) fn is_of_first_stack(range: &Range<u64>) -> bool {
+    range.start >= MAP.end
 }
 
 /// Does a range lie in the parts of the plan that programs have for themselves, and on no guard? The kernel makes one area
@@ -247,6 +254,10 @@ mod tests {
             MAP.end - PAGE..MAP.end + PAGE,
         ] {
             let text = refused(|process| process.areas.push(area(range.clone())));
+            assert!(text.contains("where programs of godwit-cc have none"), "{range:x?}: {text}");
+        }
+        for range in [0x3f_f000..0x40_1000, 0x40_0000..0x40_1000, MAP.end - PAGE..MAP.end + PAGE] {
+            let text = refused(|process| process.areas[4].range = range.clone());
             assert!(text.contains("where programs of godwit-cc have none"), "{range:x?}: {text}");
         }
         let text = refused(|process| process.areas[2].is_executable = true);

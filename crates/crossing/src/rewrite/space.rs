@@ -53,6 +53,13 @@ pub(super) fn areas<'a>(
     }
     // Guards lie in other areas, and come last.
     new.sort_by_key(|area| (area.is_guard(), area.range.start));
+    let mut pairs = new.iter().zip(new.iter().skip(1));
+    let overlaps = |(one, next): &(&MappedArea<'_>, &MappedArea<'_>)| {
+        one.is_guard() == next.is_guard() && one.range.end > next.range.start
+    };
+    if let Some((one, _)) = pairs.find(overlaps) {
+        return Err(Cause::Outside(one.range.clone()));
+    }
     Ok(new)
 }
 

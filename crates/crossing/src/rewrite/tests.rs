@@ -212,6 +212,20 @@ fn code_where_the_target_has_its_own_is_not_taken() {
     assert_eq!(rewritten.changed, straight.changed);
 }
 
+/// What the peer has in a page would lie under the text.
+#[test]
+fn an_area_that_reaches_into_the_executable_is_refused() {
+    let target = target(Set::X86_64);
+    let program = target.programs.values().next().expect("one");
+    let merged = |range| {
+        let sets = (Set::X86_64, Set::X86_64);
+        space::areas(vec![MappedArea::of_zeros(range, 3)], program, 1, sets).map(|areas| areas.len())
+    };
+    let parts = merged(0x3f_e000..0x40_0000).expect("it ends where the text begins");
+    assert_eq!(merged(0x3f_f000..0x40_1000), Err(Cause::Outside(0x3f_f000..0x40_1000)));
+    assert_eq!(merged(HEAP.start..HEAP.start + PAGE), Ok(parts));
+}
+
 /// CRIU would map what the peer has put into the images, or has named.
 #[test]
 fn an_executable_that_is_found_by_another_name_is_refused() {
