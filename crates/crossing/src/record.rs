@@ -104,7 +104,8 @@ impl Record {
         }
         let mut record = Self { identity: [0; 32], ready: u32_at(4) != 0, rest: None, over: u64_at(32) };
         record.identity.copy_from_slice(identity);
-        if u32_at(8) != 0 {
+        // A rest that is over or was taken back is none, even if its threads have not noticed yet.
+        if u32_at(8) != 0 && u64_at(16) > record.over {
             let park_time = Duration::from_nanos(u64_at(24));
             record.rest = Some(Rest { number: u64_at(16), threads: u32_at(12), park_time });
         }
@@ -137,6 +138,9 @@ mod tests {
         assert_eq!(Record { over: u64::MAX, ..resting }.next(), None);
         assert_eq!(Record { over: u64::from(u32::MAX >> 2), ..resting }.next(), None);
         assert_eq!(Record::decode(&record(VERSION, 0)).expect("it is one").rest, None);
+        let mut over = record(VERSION, 1);
+        over[72..80].copy_from_slice(&9_u64.to_le_bytes());
+        assert_eq!(Record::decode(&over).expect("it is one").rest, None);
     }
 
     #[test]
