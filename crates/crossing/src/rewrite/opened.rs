@@ -48,15 +48,16 @@ impl<'a> Files<'a> {
     /// there executables come from the image of the service.
     pub(super) fn is_of_root(&self, path: &[u8]) -> bool {
         let Some(path) = path.strip_prefix(b"/").and_then(names) else { return false };
-        self.mounts.iter().all(|places| {
-            let mut roots = 0;
-            places.iter().all(|place| {
-                let place = place.strip_prefix(b".").unwrap_or(place);
-                let Some(place) = names(place) else { return false };
-                roots += usize::from(place.is_empty());
-                roots < 2 && (place.is_empty() || !path.starts_with(&place))
-            })
-        })
+        // Nothing says which namespace a process is in, so there must be one.
+        let [places] = &self.mounts[..] else { return false };
+        let mut roots = 0;
+        let is_free = places.iter().all(|place| {
+            let place = place.strip_prefix(b".").unwrap_or(place);
+            let Some(place) = names(place) else { return false };
+            roots += usize::from(place.is_empty());
+            place.is_empty() || !path.starts_with(&place)
+        });
+        is_free && roots == 1
     }
 
     /// Executables are the target's, and flags those of its set.

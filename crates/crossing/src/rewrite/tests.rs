@@ -256,12 +256,23 @@ fn an_executable_on_a_mount_of_its_own_is_refused() {
             .map_err(|error| error.to_string())
     };
     assert_eq!(with(&["/", "./proc", "/srv/godwit", "/srv/godwit-fixture/data"]), Ok(()));
-    for places in
-        [&["/srv"][..], &["/", "./srv/godwit-fixture"], &["/", "/"], &["/", "//srv/"], &["/", "/proc/../srv"]]
-    {
+    for places in [
+        &[][..],
+        &["/srv"],
+        &["/proc"],
+        &["/", "./srv/godwit-fixture"],
+        &["/", "/"],
+        &["/", "//srv/"],
+        &["/", "/proc/../srv"],
+    ] {
         let text = with(places).expect_err("it is not of the image");
         assert!(text.contains("has its executable in a volume or on another mount"), "{places:?}: {text}");
     }
+    let text = refused(|images, _, _| {
+        let other = images["mountpoints-12.img"].clone();
+        images.insert("mountpoints-13.img".to_owned(), other);
+    });
+    assert!(text.contains("has its executable in a volume or on another mount"), "{text}");
 }
 
 #[test]
@@ -278,7 +289,9 @@ fn rings_of_asynchronous_calls_are_refused() {
 
 #[test]
 fn images_that_are_missing_are_named() {
-    for name in images().keys() {
+    let without = refused(|images, _, _| drop(images.remove("mountpoints-12.img")));
+    assert!(without.contains("has its executable in a volume or on another mount"), "{without}");
+    for name in images().keys().filter(|name| !name.starts_with("mountpoints-")) {
         let text = refused(|images, _, _| drop(images.remove(name)));
         assert!(text.contains(&format!("image {name} is damaged: it is not among the images")), "{text}");
     }
@@ -301,7 +314,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
     fn nothing_executable_comes_of_any_images(
-        changes in prop::collection::vec((0usize..6, any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        changes in prop::collection::vec((0usize..7, any::<prop::sample::Index>(), any::<u8>()), 1..4),
         to in 0usize..2,
     ) {
         let mut images = images();

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use godwit_criu::images::ProcessImages;
+use godwit_criu::images::{ChangedImages, ImageKind, ProcessImages};
 use godwit_criu::{Criu, DumpOptions};
 use godwit_crossing::{
     Name, Node, Process, Program, Record, RecordError, Records, Rest, Target, areas_of_maps,
@@ -183,7 +183,13 @@ impl Service {
 
 /// The images of a dump, with the record of each process.
 pub(crate) fn read(directory: &Path) -> Result<(ProcessImages, Records)> {
+    // The service runs in the mount namespace of the test, of which CRIU dumps nothing: one mount, field 7 with "/".
+    let (name, mut mounts) = ("mountpoints-1.img", ChangedImages::default());
+    mounts.insert(name, ImageKind::Mountpoints, &[vec![0x3a, 1, b'/']])?;
+    mounts.write(directory)?;
     let images = ProcessImages::read(directory)?;
+    // CRIU restores it without.
+    fs::remove_file(directory.join(name))?;
     let mut records = Records::new();
     for process in images.tree()? {
         let mut record = [0; Record::BYTES];
