@@ -148,7 +148,8 @@ impl Rewriting<'_> {
         let unfit = |cause| Unfit::Process { process: name.clone(), cause };
         let areas = space.areas(PAGE).map_err(of_space)?;
 
-        let mut cores = Vec::new();
+        // One at a time: taken apart, a core takes much more memory than in the images.
+        let mut names = Vec::new();
         let mut pointers = Vec::new();
         let mut has_filter = false;
         for thread in threads {
@@ -157,9 +158,9 @@ impl Rewriting<'_> {
                 let core =
                     ThreadImage::decode(images.record(&name)?).map_err(|reason| damaged(&name, reason))?;
                 let facts = || Ok((core.architecture()?, core.thread_pointer()?, core.has_filter()?));
-                facts().map(|facts| (core.clone(), facts)).map_err(|reason| damaged(&name, reason))
+                facts().map_err(|reason| damaged(&name, reason))
             };
-            let (core, (architecture, pointer, filter)) = read()?;
+            let (architecture, pointer, filter) = read()?;
             let from = architecture.map(set);
             if from.is_none() || self.done.from.is_some_and(|other| Some(other) != from) {
                 let reason = "it is of another instruction set than others, or of an unknown one".to_owned();
@@ -168,7 +169,7 @@ impl Rewriting<'_> {
             self.done.from = from;
             has_filter |= filter;
             pointers.push(pointer);
-            cores.push((name, core));
+            names.push(name);
         }
 
         let record = record.ok_or_else(|| unfit(Cause::NotAtRest))?;
@@ -185,15 +186,17 @@ impl Rewriting<'_> {
         space::all_known(&areas).map_err(unfit)?;
         match facts.record.ok().and_then(|record| record.rest) {
             None => return Err(unfit(Cause::NotAtRest).into()),
-            Some(rest) if usize::try_from(rest.threads) != Ok(cores.len()) => {
-                return Err(unfit(Cause::Threads { said: rest.threads, there: cores.len() }).into());
+            Some(rest) if usize::try_from(rest.threads) != Ok(names.len()) => {
+                return Err(unfit(Cause::Threads { said: rest.threads, there: names.len() }).into());
             }
             Some(_) => {}
         }
         let starts = starts(&pointers).map_err(|error| unfit(Cause::Thread(error)))?;
 
         let to = architecture(self.target.node.set);
-        for ((name, mut core), start) in cores.into_iter().zip(starts) {
+        for (name, start) in names.into_iter().zip(starts) {
+            let mut core =
+                ThreadImage::decode(images.record(&name)?).map_err(|reason| damaged(&name, reason))?;
             let registers = Registers {
                 program_counter: start.program_counter,
                 stack_pointer: start.stack_pointer,

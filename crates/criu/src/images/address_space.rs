@@ -32,6 +32,10 @@ mod area {
 
 /// Most areas that a process can have with the kernel's largest setting that godwit sees (`vm.max_map_count`).
 const MOST_AREAS: usize = 1 << 20;
+/// Most fields: areas, auxiliary vector, bounds.
+const MOST_FIELDS: usize = MOST_AREAS + 1024;
+/// Most fields of an area: several times those that CRIU writes.
+const MOST_OF_AREA: usize = 64;
 /// -1 as `sint64`: CRIU's areas have no descriptor.
 const NO_DESCRIPTOR: u64 = 1;
 /// Of an area of a program: `VMA_AREA_REGULAR`.
@@ -108,7 +112,7 @@ impl<'a> MappedArea<'a> {
     }
 
     fn decode(record: &'a [u8]) -> Result<Self, String> {
-        let fields = Fields::decode(record)?;
+        let fields = Fields::decode_at_most(MOST_OF_AREA, record)?;
         let number = |tag| fields.number(tag)?.ok_or(format!("an area has no field {tag}"));
         let short = |tag| fields.number32(tag)?.ok_or(format!("an area has no field {tag}"));
         Ok(Self {
@@ -179,7 +183,7 @@ pub struct AddressSpace<'a> {
 impl<'a> AddressSpace<'a> {
     /// Takes the record of an image apart.
     pub fn decode(record: &'a [u8]) -> Result<Self, String> {
-        let fields = Fields::decode(record)?;
+        let fields = Fields::decode_at_most(MOST_FIELDS, record)?;
         let executable = fields.number32(field::EXECUTABLE)?.ok_or("it names no executable")?;
         let stack = fields.number(field::STACK)?.ok_or("it does not say where the stack begins")?;
         Ok(Self { fields, executable, stack })
@@ -306,6 +310,22 @@ mod tests {
             assert!(of(&[area]).is_err(), "{area:x?}");
         }
         assert!(of(&[(0x1000, 0x3000), (0x2000, 0x4000)]).is_err());
+    }
+
+    #[test]
+    fn it_has_as_many_areas_as_a_process_and_each_few_fields() {
+        let area = MappedArea::of_zeros(0x1000..0x2000, 3);
+        let of = |fields: usize| {
+            let mut area = area.clone();
+            area.fields.set_numbers(60, std::iter::repeat_n(1, fields));
+            AddressSpace::decode(&space(&[area])).unwrap().areas(4096).map(|areas| areas.len())
+        };
+        assert_eq!(of(MOST_OF_AREA - 8), Ok(1));
+        assert_eq!(of(MOST_OF_AREA - 7), Err("it has more than 64 fields".to_owned()));
+        let many = space(&vec![area; 5000]);
+        assert!(AddressSpace::decode(&many).is_ok());
+        let too_many = [&many[..], &[8, 1].repeat(MOST_FIELDS)].concat();
+        assert!(AddressSpace::decode(&too_many).unwrap_err().contains("fields"));
     }
 
     #[test]

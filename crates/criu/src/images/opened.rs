@@ -42,6 +42,8 @@ mod regular {
     pub(super) const CONTENTS: [u32; 4] = [11, 12, 13, 14];
 }
 
+/// Most that an epoll or inotify watches, each in a field: as many as a process can have open.
+const MOST_WATCHED: usize = 1 << 20;
 /// `REG` of CRIU's `fd_types`.
 const REGULAR: u64 = 1;
 
@@ -97,7 +99,7 @@ impl<'a> OpenedFile<'a> {
     /// Opens it with other flags of open(2).
     pub fn change_flags(&mut self, change: impl Fn(u32) -> Result<u32, String>) -> Result<(), String> {
         for (kind, tag) in field::WITH_FLAGS {
-            self.fields.change(kind, |fields| {
+            self.fields.change_at_most(MOST_WATCHED, kind, |fields| {
                 if let Some(flags) = fields.number32(tag)? {
                     let changed = change(flags)?;
                     if changed != flags {

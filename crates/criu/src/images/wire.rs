@@ -28,11 +28,22 @@ enum Content<'a> {
     Fixed,
 }
 
+/// Most fields of a message that has no long list: each takes much more memory than the two bytes that it can be of.
+const MOST: usize = 4096;
+
 impl<'a> Fields<'a> {
     /// Takes a message apart; the error says what is wrong with it.
-    pub(crate) fn decode(mut message: &'a [u8]) -> Result<Self, String> {
+    pub(crate) fn decode(message: &'a [u8]) -> Result<Self, String> {
+        Self::decode_at_most(MOST, message)
+    }
+
+    /// The same, of a message with a list that can be as long.
+    pub(crate) fn decode_at_most(most: usize, mut message: &'a [u8]) -> Result<Self, String> {
         let mut fields = Vec::new();
         while !message.is_empty() {
+            if fields.len() == most {
+                return Err(format!("it has more than {most} fields"));
+            }
             let whole = message;
             let failed = |error: prost::DecodeError| error.to_string();
             let (tag, kind) = decode_key(&mut message).map_err(failed)?;
@@ -157,8 +168,18 @@ impl<'a> Fields<'a> {
         tag: u32,
         change: impl FnOnce(&mut Fields<'_>) -> Result<(), String>,
     ) -> Result<bool, String> {
+        self.change_at_most(MOST, tag, change)
+    }
+
+    /// The same, of a message with a list that can be as long.
+    pub(crate) fn change_at_most(
+        &mut self,
+        most: usize,
+        tag: u32,
+        change: impl FnOnce(&mut Fields<'_>) -> Result<(), String>,
+    ) -> Result<bool, String> {
         let Some(inner) = self.bytes(tag)? else { return Ok(false) };
-        let mut fields = Fields::decode(inner)?;
+        let mut fields = Fields::decode_at_most(most, inner)?;
         change(&mut fields)?;
         let changed = fields.encode();
         if changed != inner {
@@ -250,6 +271,19 @@ mod tests {
         let fields = Fields::decode(MESSAGE).unwrap();
         assert!(fields.number(2).is_err() && fields.bytes(1).is_err() && fields.all(3).is_err());
         assert!(fields.numbers(3).is_err());
+    }
+
+    #[test]
+    fn more_fields_than_a_message_has_are_refused() {
+        let fields = |count| [8, 1].repeat(count);
+        assert!(Fields::decode(&fields(MOST)).is_ok());
+        let error = Fields::decode(&fields(MOST + 1)).unwrap_err();
+        assert_eq!(error, "it has more than 4096 fields");
+        assert!(Fields::decode_at_most(MOST + 1, &fields(MOST + 1)).is_ok());
+        let mut outer = Fields::default();
+        outer.set_bytes(3, fields(MOST + 1));
+        assert!(outer.change(3, |_| Ok(())).is_err());
+        assert_eq!(outer.change_at_most(MOST + 1, 3, |_| Ok(())), Ok(true));
     }
 
     proptest! {
