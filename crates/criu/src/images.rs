@@ -50,7 +50,7 @@ pub use plain::{LazyPages, bring, make_plain};
 pub use process_images::{ChangedImages, ProcessImages};
 pub use rights::{Allowed, excess};
 pub use system_calls::{Refused, RefusedOf};
-pub use thread::{Architecture, Registers, SignalAction, ThreadImage};
+pub use thread::{Architecture, PendingSignal, Registers, SignalAction, ThreadImage};
 
 /// First word of ordinary images.
 const COMMON_MAGIC: u32 = 0x5456_4319;

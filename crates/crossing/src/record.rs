@@ -37,6 +37,16 @@ impl Request {
             Self::GoOn(number) => number << 2 | 2,
         }
     }
+
+    /// The request that a signal with this code and value is, if it is one.
+    #[must_use]
+    pub fn of(signal: i32, code: i32, value: u32) -> Option<Self> {
+        match (signal, code, value & 3) {
+            (Self::SIGNAL, Self::CODE, 1) => Some(Self::Rest(value >> 2)),
+            (Self::SIGNAL, Self::CODE, 2) => Some(Self::GoOn(value >> 2)),
+            _ => None,
+        }
+    }
 }
 
 /// The record of a process that `godwit-cc` has built.
@@ -141,6 +151,16 @@ mod tests {
         let mut over = record(VERSION, 1);
         over[72..80].copy_from_slice(&9_u64.to_le_bytes());
         assert_eq!(Record::decode(&over).expect("it is one").rest, None);
+    }
+
+    #[test]
+    fn a_request_is_told_from_other_signals() {
+        for request in [Request::Rest(7), Request::GoOn(7)] {
+            assert_eq!(Request::of(58, -58, request.value()), Some(request));
+        }
+        for (signal, code, value) in [(57, -58, 5), (58, -1, 5), (58, -58, 4)] {
+            assert_eq!(Request::of(signal, code, value), None, "{signal} {code} {value}");
+        }
     }
 
     #[test]

@@ -133,6 +133,9 @@ pub enum Cause {
     /// It runs.
     #[error("was not at rest when it was dumped; move the service again")]
     NotAtRest,
+    /// A request to go on is in its queue of signals.
+    #[error("was told to go on in place while it was dumped; move the service again")]
+    GoesOn,
     /// Other threads were dumped than stand still.
     #[error("has {there} threads in the images, and {said} were at rest; move the service again")]
     Threads {

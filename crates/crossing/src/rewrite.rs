@@ -16,13 +16,14 @@ mod space;
 #[cfg(test)]
 mod tests;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::PathBuf;
 
 use godwit_criu::images::{
-    AddressSpace, Architecture, ChangedImages, ImageError, ImageKind, ProcessImages, ProcessTreeEntry,
-    Registers, ThreadImage,
+    AddressSpace, Architecture, ChangedImages, ImageError, ImageKind, PendingSignal, ProcessImages,
+    ProcessTreeEntry, Registers, ThreadImage,
 };
 use godwit_isa_plan::{PAGE, REQUEST_ENTRY, RETURN_ENTRY, SIGNAL_ENTRY, Set};
 
@@ -209,7 +210,19 @@ impl Rewriting<'_> {
                     action.restorer = RETURN_ENTRY;
                 })
             });
+            let goes_on = Cell::new(false);
+            // The target asks for rests of its own.
+            let begun = begun.and_then(|()| {
+                core.keep_pending(|PendingSignal { signal, code, value }| {
+                    let request = Request::of(signal, code, value);
+                    goes_on.set(goes_on.get() || matches!(request, Some(Request::GoOn(_))));
+                    request.is_none()
+                })
+            });
             begun.map_err(|reason| damaged(&name, reason))?;
+            if goes_on.get() {
+                return Err(unfit(Cause::GoesOn).into());
+            }
             self.insert(&name, ImageKind::Core, core.encode())?;
         }
         self.memory(process, &space, program, unfit)

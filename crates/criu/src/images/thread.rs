@@ -18,6 +18,7 @@ mod field {
 mod task {
     pub(super) const STATE: u32 = 1;
     pub(super) const NAME: u32 = 6;
+    pub(super) const PENDING: u32 = 10;
     pub(super) const OLD_SECCOMP_MODE: u32 = 11;
     pub(super) const ACTIONS: u32 = 15;
 }
@@ -26,6 +27,7 @@ mod task {
 mod of_thread {
     pub(super) const ROBUST_LIST: u32 = 1;
     pub(super) const ROBUST_LIST_LENGTH: u32 = 2;
+    pub(super) const PENDING: u32 = 9;
     pub(super) const SECCOMP_MODE: u32 = 11;
     pub(super) const RESTARTABLE_SEQUENCES: u32 = 15;
 }
@@ -46,6 +48,8 @@ const OF_32_BITS: u64 = 2;
 const RESTORER: u64 = 0x0400_0000;
 /// How many actions a process has. CRIU would look for another image where there were none.
 const ACTIONS: usize = 62;
+/// Most signals that wait in a queue: more than the kernel lets a user have in a usual setting.
+const MOST_PENDING: usize = 1 << 20;
 /// Signals that have no action.
 const WITHOUT_ACTION: [i32; 2] = [9, 19];
 
@@ -88,6 +92,17 @@ pub struct SignalAction {
     pub handler: u64,
     /// Where a handler returns to; only looked at if there is one.
     pub restorer: u64,
+}
+
+/// A signal that waits to be delivered, as far as it is looked at (`siginfo_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PendingSignal {
+    /// The signal.
+    pub signal: i32,
+    /// `si_code`.
+    pub code: i32,
+    /// The number in `si_value` of one that was queued.
+    pub value: u32,
 }
 
 /// A core, taken apart. Its errors say what is wrong with the image.
@@ -193,6 +208,18 @@ impl<'a> ThreadImage<'a> {
         Ok(())
     }
 
+    /// Keeps, of the signals that wait for the thread and, in the image of the first, for the process, those that `keep`
+    /// wants.
+    pub fn keep_pending(&mut self, keep: impl Fn(PendingSignal) -> bool) -> Result<(), String> {
+        for (part, queue) in [(field::TASK, task::PENDING), (field::THREAD, of_thread::PENDING)] {
+            self.0.change(part, |fields| {
+                fields.change_at_most(MOST_PENDING, queue, |fields| kept(fields, &keep))?;
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Gives each signal that has a handler the one that `change` puts into its action. A restorer is used on each set.
     pub fn change_actions(&mut self, change: impl Fn(&mut SignalAction)) -> Result<(), String> {
         self.0.change(field::TASK, |fields| {
@@ -224,6 +251,28 @@ impl<'a> ThreadImage<'a> {
         })?;
         Ok(())
     }
+}
+
+/// Keeps signals of a `signal_queue_entry { repeated siginfo_entry signals = 1 { bytes siginfo = 1 } }`.
+fn kept(queue: &mut Fields<'_>, keep: impl Fn(PendingSignal) -> bool) -> Result<(), String> {
+    let all = queue.all(1)?;
+    let mut kept = Vec::with_capacity(all.len());
+    for entry in &all {
+        let fields = Fields::decode(entry)?;
+        let information = fields.bytes(1)?.unwrap_or_default();
+        let word = |at: usize| {
+            let bytes = information.get(at..).and_then(<[u8]>::first_chunk);
+            bytes.copied().map(u32::from_le_bytes).ok_or("a signal that waits is not whole")
+        };
+        let (signal, code) = (word(0)?.cast_signed(), word(8)?.cast_signed());
+        if keep(PendingSignal { signal, code, value: word(24)? }) {
+            kept.push(entry.to_vec());
+        }
+    }
+    if kept.len() < all.len() {
+        queue.set_all(1, kept);
+    }
+    Ok(())
 }
 
 /// `thread_info_x86` of a thread that begins.
@@ -363,6 +412,44 @@ mod tests {
         let numbers = [1, 2, 3, 4, 60].map(|tag| changed.number(tag).unwrap().unwrap());
         assert_eq!(numbers, [0x40_0020, RESTORER | 4, 0x40_0030, 9, 5]);
         assert_eq!(task.number(70), Ok(Some(3)));
+    }
+
+    #[test]
+    fn signals_that_wait_are_kept_or_not_for_process_and_thread() {
+        let entry = |signal: u8, value: u8| {
+            let mut information = vec![0; 128];
+            (information[0], information[24]) = (signal, value);
+            information[8..12].copy_from_slice(&(-6_i32).to_le_bytes());
+            let mut entry = Fields::default();
+            entry.set_bytes(1, information);
+            entry.encode()
+        };
+        let core = |of_process: &[Vec<u8>], of_thread: &[Vec<u8>]| {
+            let mut core = Fields::default();
+            let parts =
+                [(field::TASK, task::PENDING, of_process), (field::THREAD, of_thread::PENDING, of_thread)];
+            for (part, tag, all) in parts {
+                let (mut queue, mut inner) = (Fields::default(), Fields::default());
+                queue.set_all(1, all.iter().cloned());
+                inner.set_bytes(tag, queue.encode());
+                core.set_bytes(part, inner.encode());
+            }
+            core.encode()
+        };
+        let before = core(&[entry(14, 0), entry(58, 5)], &[entry(58, 9), entry(58, 1)]);
+        let mut image = ThreadImage::decode(&before).unwrap();
+        image.keep_pending(|_| true).unwrap();
+        assert_eq!(image.encode(), before);
+        image
+            .keep_pending(|pending| {
+                assert_eq!(pending.code, -6);
+                pending.signal != 58 || pending.value == 9
+            })
+            .unwrap();
+        assert_eq!(image.encode(), core(&[entry(14, 0)], &[entry(58, 9)]));
+        let short = core(&[vec![0x0a, 2, 1, 2]], &[]);
+        let error = ThreadImage::decode(&short).unwrap().keep_pending(|_| true).unwrap_err();
+        assert_eq!(error, "a signal that waits is not whole");
     }
 
     #[test]

@@ -287,6 +287,31 @@ fn rings_of_asynchronous_calls_are_refused() {
     assert!(text.contains("uses io_uring or asynchronous input and output"), "{text}");
 }
 
+/// A request that waits: for rest it is of the past, and to go on it says that the process is at rest no more.
+#[test]
+fn requests_that_wait_do_not_go_along() {
+    let with = |request: Option<Request>| {
+        let mut all = images();
+        let core = all.get_mut("core-42.img").expect("one");
+        // The fixture has SIGALRM in its queue.
+        let alarm = [14_u32, 0, 0x80].map(u32::to_le_bytes).concat();
+        let at = core.windows(12).position(|bytes| bytes == alarm).expect("it waits");
+        if let Some(request) = request {
+            let request_bytes =
+                [Request::SIGNAL.cast_unsigned(), 0, Request::CODE.cast_unsigned()].map(u32::to_le_bytes);
+            core[at..at + 12].copy_from_slice(&request_bytes.concat());
+            core[at + 24..at + 28].copy_from_slice(&request.value().to_le_bytes());
+        }
+        let rewritten = rewrite(&of_images(all), &records(), &target(Set::X86_64));
+        rewritten.map(|rewritten| rewritten.changed.images["core-42.img"].len())
+    };
+    let whole = with(None).expect("it fits");
+    let without = with(Some(Request::Rest(1))).expect("it fits");
+    assert!((whole - 140..whole - 128).contains(&without), "{whole}, {without}");
+    let error = with(Some(Request::GoOn(1))).expect_err("it goes on").to_string();
+    assert!(error.contains("was told to go on in place"), "{error}");
+}
+
 #[test]
 fn images_that_are_missing_are_named() {
     let without = refused(|images, _, _| drop(images.remove("mountpoints-12.img")));
