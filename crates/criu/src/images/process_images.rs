@@ -285,9 +285,10 @@ fn kind_of(name: &str) -> Option<ImageKind> {
     })
 }
 
-/// The number in a name of an image.
+/// The number in a name of an image, as CRIU writes it: no other name is taken for that of the same image.
 fn numbered(name: &str, prefix: &str) -> Option<u32> {
-    name.strip_prefix(prefix)?.strip_suffix(".img")?.parse().ok()
+    let digits = name.strip_prefix(prefix)?.strip_suffix(".img")?;
+    digits.parse().ok().filter(|number: &u32| number.to_string() == digits)
 }
 
 #[cfg(test)]
@@ -316,6 +317,14 @@ mod tests {
             images.contents(directory.path(), 2, number * page, &mut bytes).unwrap().then_some(bytes)
         };
         assert_eq!([0, 2, 4, 7].map(at), [None, Some([2; 4]), None, Some([3; 4])]);
+    }
+
+    #[test]
+    fn only_names_that_criu_writes_have_a_number() {
+        assert_eq!(numbered("pages-3.img", "pages-"), Some(3));
+        for name in ["pages-03.img", "pages-+3.img", "pages-.img", "pages-3", "pages-4294967296.img"] {
+            assert_eq!(numbered(name, "pages-"), None, "{name}");
+        }
     }
 
     #[test]
