@@ -17,6 +17,7 @@ mod field {
 /// Fields of `task_core_entry`.
 mod task {
     pub(super) const STATE: u32 = 1;
+    pub(super) const MASK: u32 = 5;
     pub(super) const NAME: u32 = 6;
     pub(super) const PENDING: u32 = 10;
     pub(super) const OLD_SECCOMP_MODE: u32 = 11;
@@ -27,6 +28,8 @@ mod task {
 mod of_thread {
     pub(super) const ROBUST_LIST: u32 = 1;
     pub(super) const ROBUST_LIST_LENGTH: u32 = 2;
+    pub(super) const MASK: u32 = 6;
+    pub(super) const ALTERNATE_STACK: u32 = 7;
     pub(super) const PENDING: u32 = 9;
     pub(super) const SECCOMP_MODE: u32 = 11;
     pub(super) const RESTARTABLE_SEQUENCES: u32 = 15;
@@ -52,6 +55,8 @@ const ACTIONS: usize = 62;
 const MOST_PENDING: usize = 1 << 20;
 /// Signals that have no action.
 const WITHOUT_ACTION: [i32; 2] = [9, 19];
+/// All signals that can be blocked: all but those.
+const ALL_BLOCKED: u64 = !(1 << 8 | 1 << 18);
 
 /// An instruction set whose registers are known here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,8 +193,8 @@ impl<'a> ThreadImage<'a> {
         self.0.set_number(field::MACHINE, architecture.machine());
     }
 
-    /// Lets the thread begin with these registers of an instruction set, in place of those that it had; the word that the
-    /// kernel would clear at its end, the robust list and the area of restartable sequences are not registered.
+    /// Lets the thread begin with these registers of an instruction set, in place of those that it had, and all signals
+    /// blocked. The robust list, the area of restartable sequences and a stack for signals are not registered.
     pub fn begin(&mut self, architecture: Architecture, registers: &Registers) -> Result<(), String> {
         self.set_architecture(architecture);
         for tag in field::OTHERS.into_iter().chain([field::X86, field::AARCH64]) {
@@ -199,7 +204,16 @@ impl<'a> ThreadImage<'a> {
             Architecture::X86_64 => self.0.set_bytes(field::X86, x86(registers)),
             Architecture::Aarch64 => self.0.set_bytes(field::AARCH64, aarch64(registers)),
         }
+        // CRIU takes the mask of a process's first thread from here, and those of others from there.
+        let is_first = self.0.change(field::TASK, |fields| {
+            fields.set_number(task::MASK, ALL_BLOCKED);
+            Ok(())
+        })?;
         self.0.change(field::THREAD, |fields| {
+            if !is_first || fields.has(of_thread::MASK) {
+                fields.set_number(of_thread::MASK, ALL_BLOCKED);
+            }
+            fields.remove(of_thread::ALTERNATE_STACK);
             fields.set_number(of_thread::ROBUST_LIST, 0);
             fields.set_number(of_thread::ROBUST_LIST_LENGTH, 0);
             fields.remove(of_thread::RESTARTABLE_SEQUENCES);
@@ -358,9 +372,10 @@ mod tests {
         task.set_all(task::ACTIONS, [ignored, handled.encode()].into_iter().chain(rest));
         task.set_number(70, 3);
         let mut thread = Fields::default();
-        for (tag, number) in [(1, 0x7000), (2, 24), (6, 1 << 63)] {
+        for (tag, number) in [(1, 0x7000), (2, 24), (3, 5), (6, 1 << 63)] {
             thread.set_number(tag, number);
         }
+        thread.set_bytes(of_thread::ALTERNATE_STACK, vec![8, 0, 16, 0, 24, 2]);
         thread.set_bytes(of_thread::RESTARTABLE_SEQUENCES, vec![8, 1]);
         let mut core = Fields::default();
         core.set_number(field::MACHINE, 1);
@@ -385,8 +400,11 @@ mod tests {
         assert_eq!(there.thread_pointer(), Ok(REGISTERS.thread_pointer));
         assert!(!there.0.has(field::X86));
         let thread = Fields::decode(there.0.bytes(field::THREAD).unwrap().unwrap()).unwrap();
-        let numbers = [1, 2, 6].map(|tag| thread.number(tag).unwrap());
-        assert_eq!((numbers, thread.has(15)), ([Some(0), Some(0), Some(1 << 63)], false));
+        let numbers = [1, 2, 3, 6].map(|tag| thread.number(tag).unwrap());
+        assert_eq!(numbers, [Some(0), Some(0), Some(5), Some(0xffff_ffff_fffb_feff)]);
+        assert!(!thread.has(7) && !thread.has(15));
+        let task = Fields::decode(there.0.bytes(field::TASK).unwrap().unwrap()).unwrap();
+        assert_eq!(task.number(5), Ok(Some(0xffff_ffff_fffb_feff)));
         // And back: but for what is not registered any more, it is the same.
         there.begin(Architecture::X86_64, &REGISTERS).unwrap();
         let mut expected = ThreadImage::decode(&before).unwrap();
