@@ -2,7 +2,6 @@
 
 mod service;
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -130,7 +129,7 @@ fn a_running_service_may_go_to_both_sets_and_no_smaller_address_space() -> Resul
     Ok(())
 }
 
-/// What does not rest, or is another program, is refused by name, and nothing was changed.
+/// What does not rest, or is another program, is refused by name.
 #[test]
 fn a_process_that_does_not_rest_is_refused_by_name() -> Result<()> {
     let scratch = tempfile::tempdir()?;
@@ -161,6 +160,5 @@ fn a_process_that_does_not_rest_is_refused_by_name() -> Result<()> {
     records.insert(pid, whole);
     target.programs.clear();
     assert!(refused(&records, &target).starts_with(&format!("{begin}has no executable for arm64")));
-    assert!(fs::read_dir(&images)?.count() > 5);
     Ok(())
 }
