@@ -62,14 +62,14 @@ impl<'a> Files<'a> {
 
     /// Executables are the target's, and flags those of its set.
     pub(super) fn rewrite(
-        self,
+        mut self,
         from: Set,
         target: &Target,
         changed: &mut ChangedImages,
     ) -> Result<(), RewriteError> {
         let failed = |reason| damaged(NAME, reason);
         let mut records = Vec::with_capacity(self.all.len());
-        for mut file in self.all {
+        for mut file in std::mem::take(&mut self.all) {
             let refused = Cell::new(None);
             let flags = file.change_flags(|flags| {
                 translated(flags, from, target.node.set).ok_or_else(|| {
@@ -86,7 +86,9 @@ impl<'a> Files<'a> {
                 return Err(Unfit::Flags { what, flags }.into());
             }
             flags.map_err(failed)?;
-            if let Some(program) = path.and_then(|path| target.programs.get(path)) {
+            // What has the path of an executable elsewhere, or had it, is no executable of the image.
+            let executable = self.executable(file.number).filter(|path| self.is_of_root(path));
+            if let Some(program) = executable.and_then(|path| target.programs.get(path)) {
                 file.set_contents(program.bytes).map_err(failed)?;
             }
             records.push(file.encode());

@@ -239,6 +239,31 @@ fn an_executable_that_is_found_by_another_name_is_refused() {
     );
 }
 
+/// Its size would be that of the target's executable.
+#[test]
+fn a_file_that_had_the_path_of_an_executable_keeps_its_size() {
+    let number = 99;
+    // A regular file of this number: path in field 6, 5 bytes in field 8.
+    let length = u8::try_from(PATH.len()).expect("it is short");
+    let inner = [&[8, number, 0x10, 0, 0x32, length][..], PATH, &[0x40, 5]].concat();
+    let record = [&[8, 1, 16, number, 0x1a, length + 8][..], &inner].concat();
+    let stays = |is_renamed: bool| {
+        let mut all = images();
+        let files = all.get_mut("files.img").expect("one");
+        files.extend(u32::from(length + 14).to_le_bytes());
+        files.extend_from_slice(&record);
+        if is_renamed {
+            let remap = [0x5456_4319_u32, 0x5913_3954, 6].map(u32::to_le_bytes).concat();
+            let remap = [&remap[..], &[8, number, 16, 9, 24, 1]].concat();
+            all.insert("remap-fpath.img".to_owned(), remap);
+        }
+        let rewritten = rewrite(&of_images(all), &records(), &target(Set::X86_64)).expect("it fits");
+        rewritten.changed.images["files.img"].ends_with(&record)
+    };
+    assert!(stays(true));
+    assert!(!stays(false));
+}
+
 #[test]
 fn an_executable_on_a_mount_of_its_own_is_refused() {
     let with = |places: &[&str]| {
