@@ -368,9 +368,14 @@ impl Bed {
         }
     }
 
-    /// Runs a command of godwit that must succeed; what it printed.
+    /// Runs a command of godwit that must succeed, once no node is putting away what was there before; what it printed.
     pub fn done(&self, node: &str, arguments: &[&str]) -> String {
-        let said = self.godwit(node, arguments);
+        let (begun, mut said) = (Instant::now(), self.godwit(node, arguments));
+        while said.code != 0 && said.stderr.contains(PASSES) && begun.elapsed() < AGAIN {
+            // No event tells when that node is done.
+            thread::sleep(Duration::from_millis(200));
+            said = self.godwit(node, arguments);
+        }
         assert_eq!(said.code, 0, "godwit {arguments:?} on {node}: {}{}", said.stdout, said.stderr);
         said.stdout
     }
