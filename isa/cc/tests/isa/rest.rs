@@ -228,7 +228,7 @@ fn a_request_that_meets_an_exec_ends_no_program() {
     let output = child.wait_with_output().expect("it has ended");
     assert!(output.status.success(), "after {rests} rests: {}", output.status);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "all checks hold\n");
-    assert!(rests >= 5, "{rests} rests are none to speak of");
+    assert!(rests > 0, "it has ended before it was asked");
 }
 
 /// Bytes at an offset of a control block.
