@@ -126,6 +126,12 @@ impl Root {
         Self { fd, resolve, is_file: false }
     }
 
+    /// The same, but nothing that is mounted below it can be reached.
+    pub(crate) fn without_mounts(mut self) -> Self {
+        self.resolve |= ResolveFlags::NO_XDEV;
+        self
+    }
+
     /// Opens `path` with `flags`; the empty path is the root.
     pub(crate) fn open_at(&self, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { b"." } else { path };
@@ -227,6 +233,16 @@ impl Node {
         }
         pairs.sort();
         Ok(pairs)
+    }
+
+    /// One extended attribute, if it is there and the filesystem has any.
+    pub(crate) fn xattr(&self, name: &[u8]) -> io::Result<Option<Vec<u8>>> {
+        let path = self.magic();
+        match read_growing(|buffer| fs::getxattr(&path, name, buffer)) {
+            Ok(value) => Ok(Some(value)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn xattr_names(&self) -> io::Result<Vec<Vec<u8>>> {

@@ -1,12 +1,14 @@
 //! Root filesystems of containers: an overlayfs over unpacked layers, and what can be asked of
-//! one before a container starts (users, commands).
+//! one before a container starts (users, commands) and of its layers at any time (files).
 
+mod layers;
 mod lookup;
 mod overlay;
 
 #[cfg(test)]
 mod tests;
 
+pub use layers::{OfLayers, file_of_layers};
 pub use lookup::{find_command, resolve_user};
 pub use overlay::{MAX_LAYERS, Overlay};
 
