@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/crossing/tests/fixtures/mod.rs"]
 mod fixtures;
-use fixtures::{MACHINES, PAGES, PATH, PID, executable, record};
+use fixtures::{MACHINES, MODE, PAGES, PATH, PID, executable, record};
 
 const PAGE: u64 = 4096;
 
@@ -90,7 +90,7 @@ fuzz_target!(|input: Input<'_>| {
     for (at, byte) in &input.of_executable {
         file[usize::from(*at)] = *byte;
     }
-    let Ok(program) = Program::decode(&file) else { return };
+    let Ok(program) = Program::decode(&file, MODE) else { return };
     let address_end = if input.small_addresses { 1 << 39 } else { 1 << 47 };
     let node = Node { set, page_bytes: PAGE, address_end };
     let target = Target { node, programs: BTreeMap::from([(PATH.to_vec(), program.clone())]) };

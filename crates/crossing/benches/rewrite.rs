@@ -15,7 +15,7 @@ fn a_process_of_two_threads(criterion: &mut Criterion) {
     let images = ProcessImages::new(fixtures::images(), BTreeMap::from([(1, fixtures::PAGES)]));
     let records = Records::from([(fixtures::PID, fixtures::record())]);
     for (set, machine) in Set::ALL.into_iter().zip(fixtures::MACHINES) {
-        let program = Program::decode(&fixtures::executable(machine)).expect("it is whole");
+        let program = Program::decode(&fixtures::executable(machine), fixtures::MODE).expect("it is whole");
         let node = Node { set, page_bytes: 4096, address_end: 1 << 47 };
         let target = Target { node, programs: BTreeMap::from([(fixtures::PATH.to_vec(), program)]) };
         criterion.bench_function(&format!("a process of two threads to {}", set.name()), |bencher| {

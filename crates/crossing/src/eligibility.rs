@@ -167,7 +167,7 @@ mod tests {
     use crate::target::Node;
 
     fn target() -> Target {
-        let program = Program::decode(&file()).expect("it is whole");
+        let program = Program::decode(&file(), 0o10_0755).expect("it is whole");
         Target {
             node: Node { set: Set::X86_64, page_bytes: PAGE, address_end: 1 << 39 },
             programs: BTreeMap::from([(b"/bin/service".to_vec(), program)]),

@@ -5,7 +5,7 @@
 //! core      every thread begins at the resume entry with an empty native stack        threads.rs
 //! mm        the executable's areas are those of the target's; the kernel's are gone    rewrite/space.rs
 //! pagemap   what is private to a set is left out                                       rewrite/pages.rs
-//! files     size of the executables, flags                                             rewrite/opened.rs
+//! files     size and mode of the executables, flags                                            rewrite/opened.rs
 //! ```
 //!
 //! Nothing executable is taken from the images. Sizes and addresses in them are checked, and what cannot be right is refused.

@@ -24,15 +24,17 @@ pub struct Program {
     pub executable: Executable,
     /// How long its file is, in bytes.
     pub bytes: u64,
+    /// The `st_mode` of its file: kind and permissions.
+    pub mode: u32,
 }
 
 impl Program {
-    /// Reads the file of an executable.
+    /// Reads the file of an executable, which has this `st_mode`.
     ///
     /// # Errors
     /// When it is none of `godwit-cc`'s.
-    pub fn decode(file: &[u8]) -> Result<Self, ExecutableError> {
-        Ok(Self { executable: Executable::decode(file)?, bytes: file.len() as u64 })
+    pub fn decode(file: &[u8], mode: u32) -> Result<Self, ExecutableError> {
+        Ok(Self { executable: Executable::decode(file)?, bytes: file.len() as u64, mode })
     }
 }
 

@@ -38,6 +38,7 @@ mod regular {
     pub(super) const NUMBER: u32 = 1;
     pub(super) const NAME: u32 = 6;
     pub(super) const SIZE: u32 = 8;
+    pub(super) const MODE: u32 = 10;
     /// Build ID, checksum and what of the file it is of.
     pub(super) const CONTENTS: [u32; 4] = [11, 12, 13, 14];
 }
@@ -84,10 +85,12 @@ impl<'a> OpenedFile<'a> {
         Ok(Fields::decode(regular)?.bytes(regular::NAME)?.map(<[u8]>::to_vec))
     }
 
-    /// Gives a regular file another size, and nothing else by which its contents could be checked.
-    pub fn set_contents(&mut self, size: u64) -> Result<(), String> {
+    /// Says of a regular file that it has another size and `st_mode`, and nothing else by which its contents could be
+    /// checked (`validate_file` of CRIU's files-reg.c).
+    pub fn set_contents(&mut self, size: u64, mode: u32) -> Result<(), String> {
         self.fields.change(field::REGULAR, |fields| {
             fields.set_number(regular::SIZE, size);
+            fields.set_number(regular::MODE, mode.into());
             for tag in regular::CONTENTS {
                 fields.remove(tag);
             }
@@ -136,16 +139,16 @@ mod tests {
     }
 
     #[test]
-    fn another_executable_has_another_size_and_no_checksum() {
+    fn another_executable_has_another_size_and_mode_and_no_checksum() {
         let before = file().encode();
         let mut entry = OpenedFile::decode(&before).unwrap();
         assert_eq!((entry.number, entry.path()), (7, Ok(Some(b"/usr/bin/redis-server".to_vec()))));
-        entry.set_contents(2000).unwrap();
+        entry.set_contents(2000, 0o10_0700).unwrap();
         let after = entry.encode();
         let regular = OpenedFile::decode(&after).unwrap();
         let regular = Fields::decode(regular.fields.bytes(field::REGULAR).unwrap().unwrap()).unwrap();
         let numbers = [1, 2, 3, 8, 10, 11, 12, 13, 14, 50].map(|tag| regular.number(tag).unwrap());
-        let kept = [Some(7), Some(0o100_002), Some(44), Some(2000), Some(0o10_0755)];
+        let kept = [Some(7), Some(0o100_002), Some(44), Some(2000), Some(0o10_0700)];
         assert_eq!(numbers, [&kept[..], &[None, None, None, None, Some(5)]].concat()[..]);
         assert!(after.ends_with(&[1, 1]), "the field that is not known here");
     }

@@ -89,7 +89,7 @@ impl<'a> Files<'a> {
             // What has the path of an executable elsewhere, or had it, is no executable of the image.
             let executable = self.executable(file.number).filter(|path| self.is_of_root(path));
             if let Some(program) = executable.and_then(|path| target.programs.get(path)) {
-                file.set_contents(program.bytes).map_err(failed)?;
+                file.set_contents(program.bytes, program.mode).map_err(failed)?;
             }
             records.push(file.encode());
         }

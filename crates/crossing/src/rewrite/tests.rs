@@ -15,7 +15,7 @@ use crate::target::Node;
 
 #[path = "../../tests/fixtures/mod.rs"]
 mod fixtures;
-use fixtures::{MACHINES, PAGES, PATH, PID, images};
+use fixtures::{MACHINES, MODE, PAGES, PATH, PID, images};
 
 fn of_images(images: BTreeMap<String, Vec<u8>>) -> ProcessImages {
     ProcessImages::new(images, BTreeMap::from([(1, PAGES)]))
@@ -28,7 +28,7 @@ fn records() -> Records {
 fn target(set: Set) -> Target {
     let [x86, arm] = MACHINES;
     let file = fixtures::executable(if set == Set::X86_64 { x86 } else { arm });
-    let program = Program::decode(&file).expect("it is whole");
+    let program = Program::decode(&file, MODE).expect("it is whole");
     Target {
         node: Node { set, page_bytes: PAGE, address_end: 1 << 47 },
         programs: BTreeMap::from([(PATH.to_vec(), program)]),
@@ -239,29 +239,35 @@ fn an_executable_that_is_found_by_another_name_is_refused() {
     );
 }
 
-/// Its size would be that of the target's executable.
+/// CRIU compares both with the file that it finds. A file that had the path of an executable is not the target's.
 #[test]
-fn a_file_that_had_the_path_of_an_executable_keeps_its_size() {
+fn executables_have_size_and_mode_of_the_targets() {
     let number = 99;
-    // A regular file of this number: path in field 6, 5 bytes in field 8.
     let length = u8::try_from(PATH.len()).expect("it is short");
-    let inner = [&[8, number, 0x10, 0, 0x32, length][..], PATH, &[0x40, 5]].concat();
-    let record = [&[8, 1, 16, number, 0x1a, length + 8][..], &inner].concat();
-    let stays = |is_renamed: bool| {
+    // A regular file of this number: path in field 6, bytes in field 8, mode in field 10.
+    let record = |bytes: &[u8], mode: &[u8]| {
+        let head = [&[8, number, 0x10, 0, 0x32, length][..], PATH].concat();
+        let inner = [&head[..], &[0x40], bytes, &[0x50], mode].concat();
+        let length = u8::try_from(inner.len()).expect("it is short");
+        [&[8, 1, 16, number, 0x1a, length][..], &inner].concat()
+    };
+    let before = record(&[5], &[0xc0, 0x83, 2]);
+    let rewritten = |is_renamed: bool| {
         let mut all = images();
         let files = all.get_mut("files.img").expect("one");
-        files.extend(u32::from(length + 14).to_le_bytes());
-        files.extend_from_slice(&record);
+        files.extend(u32::try_from(before.len()).expect("it is short").to_le_bytes());
+        files.extend_from_slice(&before);
         if is_renamed {
             let remap = [0x5456_4319_u32, 0x5913_3954, 6].map(u32::to_le_bytes).concat();
             let remap = [&remap[..], &[8, number, 16, 9, 24, 1]].concat();
             all.insert("remap-fpath.img".to_owned(), remap);
         }
         let rewritten = rewrite(&of_images(all), &records(), &target(Set::X86_64)).expect("it fits");
-        rewritten.changed.images["files.img"].ends_with(&record)
+        rewritten.changed.images["files.img"].clone()
     };
-    assert!(stays(true));
-    assert!(!stays(false));
+    assert!(rewritten(true).ends_with(&before));
+    // 0x5000 bytes, 0o10_0755.
+    assert!(rewritten(false).ends_with(&record(&[0x80, 0xa0, 1], &[0xed, 0x83, 2])));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -44,7 +45,8 @@ pub(crate) fn executable(set: Set) -> Result<PathBuf> {
 
 /// A node with the executable of a set where the service has its own.
 pub(crate) fn target(set: Set) -> Result<Target> {
-    let program = Program::decode(&fs::read(executable(set)?)?)?;
+    let file = executable(set)?;
+    let program = Program::decode(&fs::read(&file)?, fs::metadata(&file)?.mode())?;
     let here = executable(Set::X86_64)?;
     Ok(Target {
         node: Node { set, page_bytes: PAGE, address_end: 1 << 47 },
