@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Read, Seek, SeekFrom};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,9 @@ use super::{ImageError, ImageKind, Pagemap, ProcessTreeEntry, decode, read_image
 
 /// Most bytes of all of them: half of a GiB, a hundred times what ten thousand threads have.
 const LIMIT: usize = 512 << 20;
+
+/// Bytes of pages that are moved at a time: few calls, and a copy that stays in the caches of a core.
+const PIECE: usize = 256 << 10;
 
 /// What images of mounts are called; the rest is the number of the namespace.
 const MOUNTS: &str = "mountpoints-";
@@ -247,26 +250,44 @@ pub(super) fn damaged(name: &str, reason: String) -> ImageError {
     ImageError::Damaged { path: PathBuf::from(name), reason }
 }
 
-/// Makes a file of these parts of it.
+/// Leaves these parts of a file, which are in order. They are moved down in place: the service is frozen meanwhile, what
+/// stays at the beginning is not touched, and no page takes memory twice. A file that this breaks off in is of no use.
 fn keep(path: &Path, ranges: &[Range<u64>]) -> io::Result<()> {
-    let mut from = File::open(path)?;
-    let length = from.metadata()?.len();
-    match ranges {
-        [] if length == 0 => return Ok(()),
-        [all] if *all == (0..length) => return Ok(()),
-        _ => {}
-    }
-    let new = path.with_extension("img.new");
-    let mut to = BufWriter::new(File::create(&new)?);
+    let file = File::options().read(true).write(true).open(path)?;
+    let length = file.metadata()?.len();
+    let mut last = 0;
     for range in ranges {
-        from.seek(SeekFrom::Start(range.start))?;
-        let wanted = range.end - range.start;
-        if io::copy(&mut (&mut from).take(wanted), &mut to)? != wanted {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        if range.start < last || range.end < range.start {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the parts that stay are out of order"));
         }
+        last = range.end;
     }
-    to.into_inner().map_err(io::IntoInnerError::into_error)?;
-    fs::rename(&new, path)
+    if last > length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut buffer = Vec::new();
+    let mut kept = 0;
+    for range in ranges {
+        if range.start != kept {
+            buffer.resize(PIECE, 0);
+            move_down(&file, range.clone(), kept, &mut buffer)?;
+        }
+        kept += range.end - range.start;
+    }
+    if kept == length { Ok(()) } else { file.set_len(kept) }
+}
+
+/// Moves a part of a file to an earlier place, piece by piece: each is read before one is written over it.
+fn move_down(file: &File, mut range: Range<u64>, mut to: u64, buffer: &mut [u8]) -> io::Result<()> {
+    while range.start < range.end {
+        let left = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+        let (piece, _) = buffer.split_at_mut(left.min(buffer.len()));
+        file.read_exact_at(piece, range.start)?;
+        file.write_all_at(piece, to)?;
+        range.start += piece.len() as u64;
+        to += piece.len() as u64;
+    }
+    Ok(())
 }
 
 /// What kind an image is of; none: it is not about processes.
@@ -294,6 +315,8 @@ fn numbered(name: &str, prefix: &str) -> Option<u32> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::super::tests::image;
     use super::*;
 
@@ -366,5 +389,44 @@ mod tests {
         assert_eq!(fs::read(directory.path().join("pages-4.img")).unwrap(), [1, 2]);
         changed.pages = BTreeMap::from([(4, std::iter::once(0..3).collect())]);
         assert!(changed.write(directory.path()).unwrap_err().to_string().contains("pages-4.img"));
+    }
+
+    #[test]
+    fn pages_are_moved_down_in_the_file_that_they_are_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pages-1.img");
+        let unit = u64::try_from(PIECE).unwrap();
+        let whole: Vec<u8> = (0..4 * PIECE + 5).map(|at| u8::try_from(at % 251).unwrap()).collect();
+        let length = u64::try_from(whole.len()).unwrap();
+        let of = |ranges: &[(u64, u64)]| ranges.iter().map(|(start, end)| *start..*end).collect::<Vec<_>>();
+        let kept = |ranges: &[(u64, u64)]| {
+            let ranges = of(ranges);
+            fs::write(&path, &whole).unwrap();
+            let before = fs::metadata(&path).unwrap().ino();
+            keep(&path, &ranges).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().ino(), before, "{ranges:?}");
+            let at = |at: u64| usize::try_from(at).unwrap();
+            let expected: Vec<_> =
+                ranges.iter().flat_map(|range| &whole[at(range.start)..at(range.end)]).copied().collect();
+            assert!(fs::read(&path).unwrap() == expected, "{ranges:?}");
+        };
+        for ranges in [
+            &[][..],
+            &[(0, length)],
+            &[(0, 7)],
+            // By less than a piece, by just one, and by more.
+            &[(1, length)],
+            &[(unit, length)],
+            &[(0, 3), (4 * unit - 1, length)],
+            &[(0, 2 * unit), (2 * unit, 3 * unit + 1), (3 * unit + 2, length - 1)],
+            &[(5, 5), (6, length)],
+        ] {
+            kept(ranges);
+        }
+        fs::write(&path, &whole).unwrap();
+        for ranges in [&[(1, length + 1)][..], &[(1, 3), (2, 4)], &[(4, 3)], &[(3, 4), (1, 2)]] {
+            assert!(keep(&path, &of(ranges)).is_err(), "{ranges:?}");
+            assert!(fs::read(&path).unwrap() == whole, "{ranges:?}");
+        }
     }
 }
