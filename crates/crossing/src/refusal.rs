@@ -74,6 +74,11 @@ pub enum Cause {
         "has its executable in a volume or on another mount; put it into the image, where each platform has its own"
     )]
     OnMount,
+    /// Nothing says which of them its executable is seen in.
+    #[error(
+        "is of a service with several mount namespaces, of which each can have other files; run it without those of its own"
+    )]
+    MountNamespaces,
     /// The target's is another program.
     #[error(
         "is of another build than its executable for {}; build both at once, and put both into the image",

@@ -173,6 +173,9 @@ impl Rewriting<'_> {
             names.push(name);
         }
 
+        if self.files.has_namespaces() {
+            return Err(unfit(Cause::MountNamespaces).into());
+        }
         let record = record.ok_or_else(|| unfit(Cause::NotAtRest))?;
         let facts = Process {
             name: name.clone(),

@@ -12,6 +12,8 @@ use crate::refusal::Unfit;
 use crate::target::Target;
 
 const NAME: &str = "files.img";
+/// Longest path that the kernel tells, in bytes (`PATH_MAX`).
+const MOST_PATH: usize = 4096;
 
 /// All that is open, and the paths of regular files by their numbers.
 pub(super) struct Files<'a> {
@@ -19,8 +21,17 @@ pub(super) struct Files<'a> {
     paths: BTreeMap<u32, Vec<u8>>,
     /// Those that are found by another name, or whose contents are in the images.
     renamed: BTreeSet<u32>,
-    /// Where there are mounts, in each namespace.
-    mounts: Vec<Vec<Vec<u8>>>,
+    mounts: Mounts,
+}
+
+/// Where there are mounts.
+enum Mounts {
+    /// On the root, in the only namespace, at these paths: names with slashes between them.
+    Below(BTreeSet<Vec<u8>>),
+    /// In several namespaces, and nothing says which a process is in.
+    Several,
+    /// Nothing says it.
+    Unknown,
 }
 
 impl<'a> Files<'a> {
@@ -35,7 +46,7 @@ impl<'a> Files<'a> {
             }
             all.push(file);
         }
-        Ok(Self { all, paths, renamed: images.renamed()?, mounts: images.mounts()? })
+        Ok(Self { all, paths, renamed: images.renamed()?, mounts: Mounts::of(&images.mounts()?) })
     }
 
     /// The path of an executable; none if it is no regular file, or not the one that has this path.
@@ -44,20 +55,18 @@ impl<'a> Files<'a> {
         path.filter(|_| !self.renamed.contains(&number))
     }
 
+    /// Has the service mount namespaces of its own?
+    pub(super) fn has_namespaces(&self) -> bool {
+        matches!(self.mounts, Mounts::Several)
+    }
+
     /// Is a path, as the kernel tells it, one of the root filesystem, and not of what is mounted in it or over it? Only
     /// there executables come from the image of the service.
     pub(super) fn is_of_root(&self, path: &[u8]) -> bool {
-        let Some(path) = path.strip_prefix(b"/").and_then(names) else { return false };
-        // Nothing says which namespace a process is in, so there must be one.
-        let [places] = &self.mounts[..] else { return false };
-        let mut roots = 0;
-        let is_free = places.iter().all(|place| {
-            let place = place.strip_prefix(b".").unwrap_or(place);
-            let Some(place) = names(place) else { return false };
-            roots += usize::from(place.is_empty());
-            place.is_empty() || !path.starts_with(&place)
-        });
-        is_free && roots == 1
+        let Mounts::Below(places) = &self.mounts else { return false };
+        let path = path.strip_prefix(b"/").filter(|path| path.len() < MOST_PATH);
+        let Some(names) = path.and_then(names) else { return false };
+        !(1..=names.len()).any(|above| places.contains(&names[..above].join(&b'/')))
     }
 
     /// Executables are the target's, and flags those of its set.
@@ -94,6 +103,29 @@ impl<'a> Files<'a> {
             records.push(file.encode());
         }
         Ok(changed.insert(NAME, ImageKind::Files, &records)?)
+    }
+}
+
+impl Mounts {
+    /// What the images say, with the places of each namespace.
+    fn of(namespaces: &[Vec<Vec<u8>>]) -> Self {
+        let places = match namespaces {
+            [] => return Self::Unknown,
+            [places] => places,
+            _ => return Self::Several,
+        };
+        let mut below = BTreeSet::new();
+        let mut roots = 0;
+        for place in places {
+            let Some(names) = names(place.strip_prefix(b".").unwrap_or(place)) else { return Self::Unknown };
+            if names.is_empty() {
+                roots += 1;
+            } else {
+                below.insert(names.join(&b'/'));
+            }
+        }
+        // What is mounted over the root hides it.
+        if roots == 1 { Self::Below(below) } else { Self::Unknown }
     }
 }
 
