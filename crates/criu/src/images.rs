@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 
 use prost::Message;
 
-pub use address_space::{AddressSpace, MappedArea};
+pub use address_space::{AddressSpace, KernelBounds, MappedArea, Treatment};
 pub use cgroup::stay_in_cgroup;
 pub use connected::connections;
 pub use connection::scale_windows;

@@ -139,7 +139,7 @@ pub(crate) fn is_of_first_stack(range: &Range<u64>) -> bool {
 
 /// Does a range lie in the parts of the plan that programs have for themselves, and on no guard? The kernel makes one area
 /// of neighbours that are alike, so it may be in several.
-fn is_of_plan(range: &Range<u64>) -> bool {
+pub(crate) fn is_of_plan(range: &Range<u64>) -> bool {
     if range.is_empty() || range.start < HEAP.start || range.end > MAP.end {
         return false;
     }

@@ -107,6 +107,21 @@ pub enum Cause {
         end = .0.end
     )]
     Outside(Range<u64>),
+    /// It has its variables mapped in another way than its executable says.
+    #[error(
+        "has changed how its variables from {start:#x} to {end:#x} are mapped (mmap, mprotect), which cannot go along",
+        start = .0.start,
+        end = .0.end
+    )]
+    Variables(Range<u64>),
+    /// The kernel has been told of something at an address where no program has it.
+    #[error("has its {what} at {address:#x}, where programs of godwit-cc have none")]
+    Bounds {
+        /// What is there.
+        what: &'static str,
+        /// Where.
+        address: u64,
+    },
     /// It has memory of a kind that is not known here.
     #[error(
         "has memory from {start:#x} to {end:#x} of a kind that cannot change its instruction set",

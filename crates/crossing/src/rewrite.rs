@@ -188,6 +188,8 @@ impl Rewriting<'_> {
         };
         let program = program_of(&facts, self.target).map_err(unfit)?;
         space::all_known(&areas).map_err(unfit)?;
+        let bounds = space.kernel_bounds().map_err(of_space)?;
+        space::bounds_fit(space.stack, &bounds, self.target.node.address_end).map_err(unfit)?;
         match facts.record.ok().and_then(|record| record.rest) {
             None => return Err(unfit(Cause::NotAtRest).into()),
             Some(rest) if usize::try_from(rest.threads) != Ok(names.len()) => {

@@ -1,5 +1,5 @@
 //! `mm-PID.img`: the address space of a process as something that can be changed, with the areas of an executable, its
-//! bounds and the auxiliary vector. What is not changed stays byte for byte.
+//! bounds and the auxiliary vector; and where the kernel's heap, the arguments and the environment are. What is not changed stays byte for byte.
 
 use std::ops::Range;
 
@@ -11,6 +11,9 @@ mod field {
     pub(super) const CODE: [u32; 2] = [1, 2];
     pub(super) const DATA: [u32; 2] = [3, 4];
     pub(super) const STACK: u32 = 5;
+    pub(super) const HEAP: [u32; 2] = [6, 7];
+    pub(super) const ARGUMENTS: [u32; 2] = [8, 9];
+    pub(super) const ENVIRONMENT: [u32; 2] = [10, 11];
     pub(super) const EXECUTABLE: u32 = 12;
     pub(super) const AUXILIARY: u32 = 13;
     pub(super) const AREAS: u32 = 14;
@@ -27,6 +30,7 @@ mod area {
     pub(super) const FLAGS: u32 = 6;
     pub(super) const KIND: u32 = 7;
     pub(super) const DESCRIPTOR: u32 = 8;
+    pub(super) const ADVICE: u32 = 9;
     pub(super) const FILE_FLAGS: u32 = 10;
 }
 
@@ -41,10 +45,12 @@ const NO_DESCRIPTOR: u64 = 1;
 /// Of an area of a program: `VMA_AREA_REGULAR`.
 const REGULAR: u32 = 1;
 const FILE_PRIVATE: u32 = 1 << 6;
+const FILE_SHARED: u32 = 1 << 7;
 const ANONYMOUS_PRIVATE: u32 = 1 << 9;
 const MAP_PRIVATE: u32 = 0x2;
 const MAP_ANONYMOUS: u32 = 0x20;
 const MAP_GROWSDOWN: u32 = 0x100;
+const MAP_LOCKED: u32 = 0x2000;
 const PROT_EXEC: u32 = 4;
 /// Areas of programs: regular, stack, heap, files and anonymous memory, private and shared, System V, memfd, guards.
 const KNOWN_KINDS: u32 = 0x1 | 0x2 | 0x20 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x4000 | AREA_GUARD;
@@ -66,6 +72,29 @@ pub struct MappedArea<'a> {
     pub kind: u32,
     /// The flags with which its file is opened, if it has one.
     pub file_flags: Option<u32>,
+    object: u64,
+    offset: u64,
+    advice: Option<u64>,
+}
+
+/// How the kernel treats memory, whatever is in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Treatment {
+    /// It stays in memory (mlock(2)).
+    pub locked: bool,
+    /// What madvise(2) was told of it, a bit for each advice.
+    pub advice: Option<u64>,
+}
+
+/// What of a process the kernel has the addresses of, beside areas and the executable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelBounds {
+    /// What brk(2) moves the end of.
+    pub heap: Range<u64>,
+    /// The arguments, as in `/proc/PID/cmdline`.
+    pub arguments: Range<u64>,
+    /// The environment at the start, as in `/proc/PID/environ`.
+    pub environment: Range<u64>,
 }
 
 impl<'a> MappedArea<'a> {
@@ -108,7 +137,7 @@ impl<'a> MappedArea<'a> {
         if let Some(flags) = file_flags {
             fields.set_number(area::FILE_FLAGS, flags.into());
         }
-        Self { fields, range, protection, flags, kind, file_flags }
+        Self { fields, range, protection, flags, kind, file_flags, object, offset, advice: None }
     }
 
     fn decode(record: &'a [u8]) -> Result<Self, String> {
@@ -121,6 +150,9 @@ impl<'a> MappedArea<'a> {
             flags: short(area::FLAGS)?,
             kind: short(area::KIND)?,
             file_flags: fields.number32(area::FILE_FLAGS)?,
+            object: number(area::OBJECT)?,
+            offset: number(area::OFFSET)?,
+            advice: fields.number(area::ADVICE)?,
             fields,
         })
     }
@@ -147,6 +179,47 @@ impl<'a> MappedArea<'a> {
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.kind & !KNOWN_KINDS == 0 && self.flags & !KNOWN_FLAGS == 0 && self.protection & !7 == 0
+    }
+
+    /// Is it as the kernel maps parts of an executable: privately, of this file or without one, and nothing else that flags or
+    /// kind could say, but how it is treated?
+    #[must_use]
+    pub fn is_of_executable(&self, file: u32) -> bool {
+        let is_of_file = self.kind & (FILE_PRIVATE | FILE_SHARED) != 0;
+        let kind = self.kind & !(FILE_PRIVATE | ANONYMOUS_PRIVATE);
+        let flags = self.flags & !(MAP_ANONYMOUS | MAP_LOCKED);
+        kind == REGULAR && flags == MAP_PRIVATE && (!is_of_file || self.object == u64::from(file))
+    }
+
+    /// How it is treated.
+    #[must_use]
+    pub fn treatment(&self) -> Treatment {
+        Treatment { locked: self.flags & MAP_LOCKED != 0, advice: self.advice }
+    }
+
+    /// Has it treated so.
+    pub fn set_treatment(&mut self, treatment: Treatment) {
+        self.flags = if treatment.locked { self.flags | MAP_LOCKED } else { self.flags & !MAP_LOCKED };
+        self.fields.set_number(area::FLAGS, self.flags.into());
+        self.advice = treatment.advice;
+        self.fields.remove(area::ADVICE);
+        if let Some(advice) = treatment.advice {
+            self.fields.set_number(area::ADVICE, advice);
+        }
+    }
+
+    /// A part of it, which has to lie in it.
+    #[must_use]
+    pub fn part(&self, range: Range<u64>) -> Self {
+        let mut part = self.clone();
+        part.fields.set_number(area::START, range.start);
+        part.fields.set_number(area::END, range.end);
+        if self.kind & (FILE_PRIVATE | FILE_SHARED) != 0 {
+            part.offset = self.offset.saturating_add(range.start.saturating_sub(self.range.start));
+            part.fields.set_number(area::OFFSET, part.offset);
+        }
+        part.range = range;
+        part
     }
 
     /// Does it grow down, as the first stack does?
@@ -228,6 +301,21 @@ impl<'a> AddressSpace<'a> {
         self.fields.set_all(field::AREAS, areas.into_iter().map(|area| area.fields.encode()));
     }
 
+    /// What else the kernel has the addresses of.
+    pub fn kernel_bounds(&self) -> Result<KernelBounds, String> {
+        let range = |what: &str, [start, end]: [u32; 2]| {
+            let (start, end) = (self.fields.number(start)?, self.fields.number(end)?);
+            let range =
+                start.zip(end).map(|(start, end)| start..end).filter(|range| range.start <= range.end);
+            range.ok_or_else(|| format!("its {what} has no beginning, or ends before it"))
+        };
+        Ok(KernelBounds {
+            heap: range("heap", field::HEAP)?,
+            arguments: range("list of arguments", field::ARGUMENTS)?,
+            environment: range("environment", field::ENVIRONMENT)?,
+        })
+    }
+
     /// Are there rings of asynchronous input and output?
     #[must_use]
     pub fn has_rings(&self) -> bool {
@@ -282,6 +370,7 @@ mod tests {
         let areas = space.areas(4096).unwrap();
         assert_eq!(areas, [file, zeros]);
         assert!(areas[0].is_executable() && !areas[0].is_of_kernel());
+        assert!(space.kernel_bounds().unwrap_err().contains("heap"));
         let copy = before.clone();
         let mut areas = AddressSpace::decode(&copy).unwrap();
         let mut changed = areas.areas(4096).unwrap();
@@ -295,6 +384,61 @@ mod tests {
         assert!(space.encode().ends_with(&[0xd0, 5, 7]), "the field that is not known here");
         areas.fields.remove(field::STACK);
         assert!(AddressSpace::decode(&areas.encode()).is_err());
+    }
+
+    #[test]
+    fn bounds_of_the_kernel_are_read_and_none_ends_before_it_begins() {
+        let with = |numbers: [u64; 6]| {
+            let mut fields = AddressSpace::decode(&space(&[])).unwrap().fields.encode();
+            for (tag, number) in (6..).zip(numbers) {
+                fields.extend([tag << 3, u8::try_from(number).unwrap()]);
+            }
+            AddressSpace::decode(&fields).unwrap().kernel_bounds()
+        };
+        let expected = KernelBounds { heap: 1..1, arguments: 3..4, environment: 4..9 };
+        assert_eq!(with([1, 1, 3, 4, 4, 9]), Ok(expected));
+        for (numbers, what) in [
+            ([2, 1, 3, 4, 4, 9], "heap"),
+            ([1, 1, 5, 4, 4, 9], "list of arguments"),
+            ([1, 1, 3, 4, 9, 4], "environment"),
+        ] {
+            assert_eq!(with(numbers), Err(format!("its {what} has no beginning, or ends before it")));
+        }
+    }
+
+    #[test]
+    fn a_part_of_an_area_has_its_part_of_the_file_and_a_treatment_of_its_own() {
+        let file = MappedArea::of_file(0x1000..0x5000, 3, 9, 0x7000);
+        let mut part = file.part(0x2000..0x4000);
+        assert_eq!(part, MappedArea::of_file(0x2000..0x4000, 3, 9, 0x8000));
+        assert_eq!(part.treatment(), Treatment::default());
+        let treatment = Treatment { locked: true, advice: Some(1 << 16) };
+        part.set_treatment(treatment);
+        let image = space(&[part.clone()]);
+        let read = AddressSpace::decode(&image).unwrap();
+        assert_eq!(read.areas(4096).unwrap(), [part.clone()]);
+        assert_eq!(read.areas(4096).unwrap()[0].treatment(), treatment);
+        part.set_treatment(Treatment::default());
+        assert_eq!(part, file.part(0x2000..0x4000));
+        let zeros = MappedArea::of_zeros(0x1000..0x3000, 3);
+        assert_eq!(zeros.part(0x2000..0x3000), MappedArea::of_zeros(0x2000..0x3000, 3));
+    }
+
+    #[test]
+    fn what_is_no_part_of_the_executable_is_told() {
+        let is_of_9 = |change: &dyn Fn(&mut MappedArea<'_>)| {
+            let mut area = MappedArea::of_file(0x1000..0x2000, 3, 9, 0);
+            change(&mut area);
+            area.is_of_executable(9)
+        };
+        assert!(is_of_9(&|_| {}));
+        assert!(is_of_9(&|area| area.set_treatment(Treatment { locked: true, advice: None })));
+        assert!(MappedArea::of_zeros(0x1000..0x2000, 3).is_of_executable(9));
+        assert!(!is_of_9(&|area| area.object = 8));
+        assert!(!is_of_9(&|area| area.kind = REGULAR | FILE_SHARED));
+        assert!(!is_of_9(&|area| area.kind |= AREA_GUARD));
+        assert!(!is_of_9(&|area| area.flags = 1));
+        assert!(!is_of_9(&|area| area.flags |= MAP_GROWSDOWN));
     }
 
     #[test]

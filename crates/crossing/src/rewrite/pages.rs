@@ -1,5 +1,6 @@
 //! Which contents of pages go along.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use godwit_criu::images::{ChangedImages, ImageError, PageRun, Pagemap, ProcessImages};
@@ -41,15 +42,9 @@ pub(super) fn of_process(
             offset = offset.saturating_add(run.addresses.end - run.addresses.start);
         }
     }
-    let there = images.pages(pages_id);
-    if there.unwrap_or(0) != offset {
-        let there = there.unwrap_or(0);
-        return Err(failed(format!(
-            "it tells of {offset} bytes of pages, and pages-{pages_id}.img has {there}"
-        )));
-    }
+    complete(images, pages_id, offset).map_err(failed)?;
     let stay: u64 = kept.iter().map(|range| range.end - range.start).sum();
-    if there.is_some() && changed.pages.insert(pages_id, kept).is_some() {
+    if images.pages(pages_id).is_some() && changed.pages.insert(pages_id, kept).is_some() {
         return Err(failed(format!("pages-{pages_id}.img is another process's")));
     }
     changed.images.insert(name, Pagemap { pages_id, runs: new }.encode());
@@ -61,13 +56,30 @@ pub(super) fn of_shared_memory(
     images: &ProcessImages,
     changed: &mut ChangedImages,
 ) -> Result<(), ImageError> {
+    let mut taken: BTreeSet<u32> = changed.pages.keys().copied().collect();
     for name in images.names().filter(|name| name.starts_with("pagemap-shmem-")) {
-        let pagemap = Pagemap::decode(images.image(name)?).map_err(|reason| damaged(name, reason))?;
-        if changed.pages.contains_key(&pagemap.pages_id) {
-            let reason = format!("pages-{}.img is a process's", pagemap.pages_id);
-            return Err(damaged(name, reason));
+        let failed = |reason| damaged(name, reason);
+        let pagemap = Pagemap::decode(images.image(name)?).map_err(failed)?;
+        let Pagemap { pages_id, runs } = &pagemap;
+        // A dump has nothing else: what a service shares comes whole, and before, or not at all.
+        if runs.iter().any(|run| run.in_parent || !run.present) {
+            return Err(failed("it has pages whose contents are not in the images".to_owned()));
+        }
+        let told =
+            runs.iter().fold(0_u64, |told, run| told.saturating_add(run.addresses.end - run.addresses.start));
+        complete(images, *pages_id, told).map_err(failed)?;
+        if !taken.insert(*pages_id) {
+            return Err(failed(format!("pages-{pages_id}.img is of other memory")));
         }
         changed.images.insert(name.to_owned(), pagemap.encode());
     }
     Ok(())
+}
+
+/// Does a file have as many bytes of pages as is told of it? Without any there need be no file.
+fn complete(images: &ProcessImages, pages_id: u32, told: u64) -> Result<(), String> {
+    match images.pages(pages_id).unwrap_or(0) {
+        there if there == told => Ok(()),
+        there => Err(format!("it tells of {told} bytes of pages, and pages-{pages_id}.img has {there}")),
+    }
 }

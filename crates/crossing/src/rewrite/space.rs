@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use godwit_criu::images::MappedArea;
-use godwit_isa_plan::{PAGE, Set};
+use godwit_criu::images::{KernelBounds, MappedArea, Treatment};
+use godwit_isa_plan::{DATA, HEAP, PAGE, PRIVATE_DATA, PRIVATE_TEXT, Set, TEXT};
 
-use crate::eligibility::{Area, IMAGE, Owner};
+use crate::eligibility::{Area, IMAGE, Owner, is_of_first_stack, is_of_plan};
 use crate::executable::Executable;
 use crate::kept::staying;
 use crate::open_flags::translated;
@@ -37,6 +37,34 @@ pub(super) fn all_known(areas: &[MappedArea<'_>]) -> Result<(), Cause> {
     unknown.map_or(Ok(()), |area| Err(Cause::Kind(area.range.clone())))
 }
 
+/// Is all that the kernel has the addresses of where a process of the plan has it, and the target can? It refuses others when
+/// the process is restored (`prctl_set_mm_map` of `kernel/sys.c`).
+pub(super) fn bounds_fit(stack: u64, bounds: &KernelBounds, address_end: u64) -> Result<(), Cause> {
+    let KernelBounds { heap, arguments, environment } = bounds;
+    // A program can have its arguments elsewhere (`PR_SET_MM`), in memory that goes along.
+    let goes_along = |range: &Range<u64>| {
+        let is_variable = DATA.start <= range.start && range.end <= DATA.end;
+        is_of_first_stack(range) || is_variable || is_of_plan(range)
+    };
+    // The kernel puts it behind the executable. Programs have a heap of the runtime's.
+    let is_heap = |range: &Range<u64>| DATA.end <= range.start && range.end <= HEAP.start;
+    let stack = stack..stack.saturating_add(1);
+    for (what, range, has_place) in [
+        ("first stack", &stack, is_of_first_stack(&stack)),
+        ("list of arguments", arguments, goes_along(arguments)),
+        ("environment", environment, goes_along(environment)),
+        ("heap of the kernel's", heap, is_heap(heap)),
+    ] {
+        if range.end > address_end {
+            return Err(Cause::TaskSize { address: range.start, end: address_end });
+        }
+        if !has_place {
+            return Err(Cause::Bounds { what, address: range.start });
+        }
+    }
+    Ok(())
+}
+
 /// The areas under an executable, in order: those of its parts in place of those of another one, and what the program has.
 pub(super) fn areas<'a>(
     areas: Vec<MappedArea<'a>>,
@@ -44,8 +72,20 @@ pub(super) fn areas<'a>(
     file: u32,
     (from, to): (Set, Set),
 ) -> Result<Vec<MappedArea<'a>>, Cause> {
-    let mut new = of_executable(&program.executable, file);
-    for mut area in areas.into_iter().filter(stays) {
+    let (kept, mut replaced): (Vec<_>, Vec<_>) = areas.into_iter().partition(stays);
+    let is_of_variables = |area: &MappedArea<'_>| area.range.start < DATA.end && DATA.start < area.range.end;
+    if let Some(guard) = replaced.iter().find(|area| area.is_guard() && is_of_variables(area)) {
+        return Err(Cause::Variables(guard.range.clone()));
+    }
+    replaced.retain(|area| !area.is_guard());
+    let mut new = Vec::new();
+    for area in of_executable(&program.executable, file) {
+        in_place_of(&replaced, &area, file, &mut new)?;
+    }
+    for mut area in kept {
+        if area.is_guard() && area.is_executable() {
+            return Err(Cause::Executable(area.range));
+        }
         if let Some(flags) = area.file_flags {
             area.set_file_flags(translated(flags, from, to).ok_or_else(|| Cause::Kind(area.range.clone()))?);
         }
@@ -100,10 +140,61 @@ pub(super) fn bounds(executable: &Executable) -> (Range<u64>, Range<u64>) {
     (code_start..code.map(end).max().unwrap_or(0), data_start..data_end)
 }
 
-/// Does an area go along, or is it the kernel's or an executable's?
+/// Does an area go along, or is it the kernel's or an executable's? Guards lie in areas, and go along where contents do.
 fn stays(area: &MappedArea<'_>) -> bool {
-    let is_of_executable = IMAGE.start <= area.range.start && area.range.end <= IMAGE.end;
-    !area.is_of_kernel() && !is_of_executable
+    let is_in = |range: &Range<u64>| range.start <= area.range.start && area.range.end <= range.end;
+    let is_replaced = is_in(&IMAGE) && !(area.is_guard() && is_in(&DATA));
+    !area.is_of_kernel() && !is_replaced
+}
+
+/// Adds an area of an executable, in pieces that the kernel treats as what was there. The neutral part is the same memory on
+/// every set, page by page. Of what is private to a set only a lock on all of it goes along (mlockall(2)).
+fn in_place_of<'a>(
+    replaced: &[MappedArea<'_>],
+    area: &MappedArea<'a>,
+    file: u32,
+    new: &mut Vec<MappedArea<'a>>,
+) -> Result<(), Cause> {
+    let mut pieces = Vec::new();
+    if let Some(own) = [PRIVATE_TEXT, TEXT, PRIVATE_DATA].iter().find(|own| own.contains(&area.range.start)) {
+        let mut there = overlapping(replaced, own).peekable();
+        let locked = there.peek().is_some() && there.all(|there| there.treatment().locked);
+        pieces.push((area.range.start, Treatment { locked, advice: None }));
+    } else {
+        let mut begin = area.range.start;
+        for there in overlapping(replaced, &area.range) {
+            if there.protection != area.protection || !there.is_of_executable(file) {
+                return Err(Cause::Variables(there.range.clone()));
+            }
+            if begin < there.range.start {
+                pieces.push((begin, Treatment::default()));
+            }
+            pieces.push((there.range.start.max(begin), there.treatment()));
+            begin = there.range.end;
+        }
+        if begin < area.range.end {
+            pieces.push((begin, Treatment::default()));
+        }
+    }
+    pieces.dedup_by_key(|(_, treatment)| *treatment);
+    let ends = pieces.iter().skip(1).map(|(begin, _)| *begin).chain([area.range.end]);
+    for ((begin, treatment), end) in pieces.iter().zip(ends) {
+        let mut piece = area.part(*begin..end);
+        if *treatment != Treatment::default() {
+            piece.set_treatment(*treatment);
+        }
+        new.push(piece);
+    }
+    Ok(())
+}
+
+/// Those of the areas, which are in order, that have a part of a range.
+fn overlapping<'a, 'b>(
+    areas: &'a [MappedArea<'b>],
+    range: &'a Range<u64>,
+) -> impl Iterator<Item = &'a MappedArea<'b>> {
+    let first = areas.partition_point(|area| area.range.end <= range.start);
+    areas[first..].iter().take_while(|area| area.range.start < range.end)
 }
 
 fn is_first_stack(area: &MappedArea<'_>, stack: u64) -> bool {

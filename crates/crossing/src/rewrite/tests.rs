@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use godwit_criu::images::{
     AddressSpace, Architecture, ChangedImages, ImageKind, MappedArea, PageRun, Pagemap, ProcessImages,
-    ThreadImage,
+    ThreadImage, Treatment,
 };
 use godwit_isa_plan::{DATA, HEAP, MAP, PRIVATE_DATA, Quarter, Slot};
 use proptest::prelude::*;
@@ -178,6 +178,268 @@ fn with_area(images: &mut BTreeMap<String, Vec<u8>>, area: &MappedArea<'_>) {
     let mut changed = ChangedImages::default();
     changed.insert(name, ImageKind::Memory, &[space.encode()]).expect("it is short");
     images.extend(changed.images);
+}
+
+/// A number as a message of Protocol Buffers has it.
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number > 127 {
+        bytes.push(u8::try_from(number & 127).expect("7 bits") | 128);
+        number >>= 7;
+    }
+    bytes.push(u8::try_from(number).expect("7 bits"));
+    bytes
+}
+
+/// Changes the record of the image of an address space.
+fn change_space(images: &mut BTreeMap<String, Vec<u8>>, change: impl FnOnce(&mut Vec<u8>)) {
+    let image = images.get_mut("mm-42.img").expect("one");
+    let mut record = image.split_off(12);
+    change(&mut record);
+    let length = u32::try_from(record.len()).expect("it is short");
+    image[8..].copy_from_slice(&length.to_le_bytes());
+    image.extend(record);
+}
+
+/// Puts a number into one of the first fields, which are all numbers.
+fn set_bound(images: &mut BTreeMap<String, Vec<u8>>, tag: u8, number: u64) {
+    change_space(images, |record| {
+        let ends = record.iter().enumerate().filter(|(_, byte)| **byte < 128).map(|(at, _)| at + 1);
+        // Key, number, key, number.
+        let ends: Vec<_> = std::iter::once(0).chain(ends).take(40).collect();
+        let at = ends.chunks_exact(2).position(|pair| record[pair[0]] == tag << 3).expect("it is there");
+        record.splice(ends[2 * at + 1]..ends[2 * at + 2], varint(number));
+    });
+}
+
+#[test]
+fn what_the_kernel_has_the_addresses_of_is_where_a_process_has_it() {
+    let says = |changes: &[(u8, u64)], what: &str| {
+        let mut all = images();
+        for (tag, number) in changes {
+            set_bound(&mut all, *tag, *number);
+        }
+        if changes.iter().any(|(tag, _)| *tag == 5) {
+            // A program may have unmapped it. What grows down and is no first stack is refused before.
+            change_areas(&mut all, |areas| areas.retain(|area| !area.grows_down()));
+        }
+        let rewritten = rewrite(&of_images(all), &records(), &target(Set::Aarch64));
+        let text = rewritten.map_or_else(|error| error.to_string(), |_| String::new());
+        assert!(text.contains(what) && text.is_empty() == what.is_empty(), "{changes:x?}: {text}");
+    };
+    let (stack, heap) = (0x7ffc_adb8_0b30, 0x9e98_f000);
+    says(&[(5, stack), (6, heap), (7, heap)], "");
+    says(&[(5, MAP.end - 1)], "has its first stack at 0x6fffffffff, where programs of godwit-cc have none");
+    says(
+        &[(5, 1 << 47)],
+        "has memory at 0x800000000000, and processes of the other node end at 0x800000000000",
+    );
+    says(&[(5, u64::MAX)], "processes of the other node end at");
+    says(&[(6, heap + 1)], "mm-42.img is damaged: its heap has no beginning, or ends before it");
+    says(&[(6, 0), (7, 0)], "has its heap of the kernel's at 0x0, where");
+    says(&[(7, HEAP.start + 1)], "has its heap of the kernel's at 0x9e98f000, where");
+    // Where a program can have moved them to.
+    says(&[(8, HEAP.start), (9, HEAP.start + 9), (10, DATA.start), (11, DATA.start)], "");
+    says(&[(8, 0x7000_0000), (9, 0x7000_0010)], "has its list of arguments at 0x70000000, where");
+    says(&[(8, 1 << 47), (9, (1 << 47) + 1)], "has memory at 0x800000000000");
+    says(&[(10, 7)], "has its environment at 0x7, where");
+    says(&[(11, u64::MAX)], "processes of the other node end at");
+    says(&[(11, 7)], "mm-42.img is damaged: its environment has no beginning");
+}
+
+/// The areas with others in place of the one that begins there.
+fn with_in_place(images: &mut BTreeMap<String, Vec<u8>>, start: u64, new: &[MappedArea<'static>]) {
+    change_areas(images, |areas| {
+        let at = areas.iter().position(|area| area.range.start == start).expect("it is there");
+        areas.splice(at..=at, new.iter().cloned());
+    });
+}
+
+fn change_areas(images: &mut BTreeMap<String, Vec<u8>>, change: impl FnOnce(&mut Vec<MappedArea<'_>>)) {
+    change_space(images, |record| {
+        let old = record.clone();
+        let mut space = AddressSpace::decode(&old).expect("it is whole");
+        let areas = AddressSpace::decode(&old).expect("it is whole");
+        let mut areas = areas.areas(PAGE).expect("they are in order");
+        change(&mut areas);
+        space.set_areas(&areas);
+        *record = space.encode();
+    });
+}
+
+/// Start, end and treatment of the executable's areas under the target's.
+fn treatments(images: BTreeMap<String, Vec<u8>>) -> Vec<(u64, u64, Treatment)> {
+    let rewritten = rewrite(&of_images(images), &records(), &target(Set::Aarch64)).expect("it fits");
+    let all = of_images(rewritten.changed.images);
+    let space = AddressSpace::decode(all.record("mm-42.img").expect("one")).expect("it is whole");
+    let areas = space.areas(PAGE).expect("they are in order");
+    let areas = areas.iter().filter(|area| area.range.end <= PRIVATE_DATA.end);
+    areas.map(|area| (area.range.start, area.range.end, area.treatment())).collect()
+}
+
+#[test]
+fn locks_and_advice_go_along_with_variables() {
+    let none = Treatment::default();
+    let locked = Treatment { locked: true, advice: None };
+    let advised = Treatment { locked: false, advice: Some(1 << 16) };
+    let plain = treatments(images());
+    assert!(plain.iter().all(|(_, _, treatment)| *treatment == none));
+
+    // Pages of the file and of zeros, as the kernel has them once a part of each is locked or advised.
+    let mut all = images();
+    let mut file = MappedArea::of_file(0x801_0000..0x801_1000, 3, 1, 0x5_0000);
+    file.set_treatment(locked);
+    let zeros = MappedArea::of_zeros(0x801_1000..0x803_7000, 3);
+    let mut pieces =
+        [0x801_1000..0x801_2000, 0x801_2000..0x801_3000, 0x801_3000..0x803_7000].map(|part| zeros.part(part));
+    pieces[0].set_treatment(locked);
+    pieces[1].set_treatment(advised);
+    with_in_place(&mut all, 0x801_0000, &[file]);
+    with_in_place(&mut all, 0x801_1000, &pieces);
+    let variables: Vec<_> =
+        treatments(all).into_iter().filter(|area| (0x801_0000..DATA.end).contains(&area.0)).collect();
+    let expected = [
+        (0x801_0000, 0x801_1000, locked),
+        (0x801_1000, 0x801_2000, locked),
+        (0x801_2000, 0x801_3000, advised),
+        (0x801_3000, 0x803_7000, none),
+    ];
+    assert_eq!(variables, expected);
+
+    // mlockall(2) locks the text, too, and pieces that are alike are one area.
+    let mut all = images();
+    with_in_place(
+        &mut all,
+        0x801_1000,
+        &[zeros.part(0x801_1000..0x801_2000), zeros.part(0x801_2000..0x803_7000)],
+    );
+    change_areas(&mut all, |areas| areas.iter_mut().for_each(|area| area.set_treatment(locked)));
+    let every = |treatment| plain.iter().map(|(start, end, _)| (*start, *end, treatment)).collect::<Vec<_>>();
+    assert_eq!(treatments(all), every(locked));
+    // Some of the text is not all of it.
+    let mut all = images();
+    change_areas(&mut all, |areas| {
+        let text = areas[0].clone();
+        let (mut first, second) = (text.part(0x40_0000..0x40_1000), text.part(0x40_1000..0x41_5000));
+        first.set_treatment(locked);
+        areas.splice(0..1, [first, second]);
+    });
+    assert_eq!(treatments(all), plain);
+}
+
+#[test]
+fn variables_that_are_mapped_in_another_way_are_refused() {
+    let says = |start: u64, area: MappedArea<'static>| {
+        let text = refused(|images, _, _| with_in_place(images, start, &[area]));
+        let what = format!("has changed how its variables from {start:#x} to ");
+        assert!(text.contains(&what), "{text}");
+    };
+    let (file, zeros) = (0x801_0000..0x801_1000, 0x801_1000..0x803_7000);
+    says(0x801_1000, MappedArea::of_zeros(zeros.clone(), 1));
+    says(0x801_1000, MappedArea::of_zeros(zeros.clone(), 7));
+    says(0x801_0000, MappedArea::of_file(file, 3, 2, 0x5_0000));
+    says(0x800_0000, MappedArea::of_zeros(0x800_0000..0x800_1000, 3));
+    let mut area = MappedArea::of_zeros(zeros, 3);
+    area.set_file_flags(0);
+    let mut all = images();
+    with_in_place(&mut all, 0x801_1000, &[area]);
+    assert_eq!(treatments(all), treatments(images()));
+}
+
+/// A guard of these pages (`MADV_GUARD_INSTALL`), behind the other areas.
+fn with_guard(images: &mut BTreeMap<String, Vec<u8>>, range: &Range<u64>, protection: u64) {
+    change_space(images, |record| {
+        let numbers = [range.start, range.end, 0, 0, protection, 0x22, 1 | 1 << 16, 1];
+        let fields = (1_u8..).zip(numbers).map(|(tag, number)| [vec![tag << 3], varint(number)].concat());
+        let area = fields.collect::<Vec<_>>().concat();
+        record.extend([&[0x72, u8::try_from(area.len()).expect("it is short")][..], &area].concat());
+    });
+}
+
+#[test]
+fn guards_in_variables_go_along() {
+    let guard = 0x801_2000..0x801_3000;
+    let mut all = images();
+    with_guard(&mut all, &guard, 0);
+    // That of a set's own variables is not the program's.
+    with_guard(&mut all, &(0x7000_2000..0x7000_3000), 0);
+    let rewritten = rewrite(&of_images(all), &records(), &target(Set::Aarch64)).expect("it fits");
+    check(&rewritten, &target(Set::Aarch64));
+    let all = of_images(rewritten.changed.images);
+    let space = AddressSpace::decode(all.record("mm-42.img").expect("one")).expect("it is whole");
+    let areas = space.areas(PAGE).expect("they are in order");
+    let guards: Vec<_> = areas.iter().filter(|area| area.is_guard()).map(|area| area.range.clone()).collect();
+    assert_eq!(guards, std::slice::from_ref(&guard));
+
+    let text = refused(|images, _, _| with_guard(images, &guard, 4));
+    assert!(text.contains("has memory from 0x8012000 to 0x8013000 that may be executed"), "{text}");
+    let text = refused(|images, _, _| with_guard(images, &(0x7fff_f000..0x8000_1000), 0));
+    assert!(text.contains("where programs of godwit-cc have none"), "{text}");
+    let sets = (Set::X86_64, Set::X86_64);
+    let target = target(Set::X86_64);
+    let program = target.programs.values().next().expect("one");
+    let mut all = images();
+    with_guard(&mut all, &(DATA.end - PAGE..DATA.end + PAGE), 0);
+    let all = of_images(all);
+    let space = AddressSpace::decode(all.record("mm-42.img").expect("one")).expect("it is whole");
+    let areas = space::areas(space.areas(PAGE).expect("they are in order"), program, 1, sets);
+    assert_eq!(areas.map(|areas| areas.len()), Err(Cause::Variables(DATA.end - PAGE..DATA.end + PAGE)));
+}
+
+/// What processes share has an image of its own, by its number.
+#[test]
+fn shared_memory_goes_along_whole_or_not_at_all() {
+    let run = |pages: Range<u64>| PageRun {
+        addresses: pages.start * PAGE..pages.end * PAGE,
+        present: true,
+        lazy: false,
+        in_parent: false,
+    };
+    let with = |shared: &[(u32, Vec<PageRun>)], bytes: u64| {
+        let mut all = images();
+        for (number, (pages_id, runs)) in (7..).zip(shared) {
+            let pagemap = Pagemap { pages_id: *pages_id, runs: runs.clone() };
+            all.insert(format!("pagemap-shmem-{number}.img"), pagemap.encode());
+        }
+        let all = ProcessImages::new(all, BTreeMap::from([(1, PAGES), (2, bytes)]));
+        let rewritten =
+            rewrite(&all, &records(), &target(Set::Aarch64)).map_err(|error| error.to_string())?;
+        assert!(!rewritten.changed.pages.contains_key(&2));
+        let image = |name: &str| Pagemap::decode(&rewritten.changed.images[name]);
+        let names = (7..).zip(shared).map(|(number, _)| format!("pagemap-shmem-{number}.img"));
+        names.map(|name| Ok(image(&name)?.runs)).collect::<Result<Vec<_>, String>>()
+    };
+    let runs = vec![run(0..2), run(5..6)];
+    assert_eq!(with(&[(2, runs.clone())], 3 * PAGE), Ok(vec![runs.clone()]));
+    // The memory came before, so that the images have none.
+    assert_eq!(with(&[(3, Vec::new())], 0), Ok(vec![Vec::new()]));
+    for (shared, what) in [
+        (vec![(2, vec![run(0..4)])], "it tells of 16384 bytes of pages, and pages-2.img has 12288"),
+        (
+            vec![(2, vec![run(0..1 << 40)])],
+            "it tells of 4503599627370496 bytes of pages, and pages-2.img has 12288",
+        ),
+        (vec![(2, vec![])], "it tells of 0 bytes of pages, and pages-2.img has 12288"),
+        (
+            vec![(2, runs.clone()), (2, runs.clone())],
+            "pagemap-shmem-8.img is damaged: pages-2.img is of other memory",
+        ),
+        (
+            vec![(1, vec![run(0..PAGES / PAGE)])],
+            "pagemap-shmem-7.img is damaged: pages-1.img is of other memory",
+        ),
+        (
+            vec![(2, vec![PageRun { in_parent: true, ..run(0..3) }])],
+            "it has pages whose contents are not in the images",
+        ),
+        (
+            vec![(2, vec![PageRun { present: false, ..run(0..3) }])],
+            "it has pages whose contents are not in the images",
+        ),
+    ] {
+        let text = with(&shared, 3 * PAGE).expect_err("it does not fit");
+        assert!(text.contains(what), "{text}");
+    }
 }
 
 #[test]
