@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/crossing/tests/fixtures/mod.rs"]
 mod fixtures;
-use fixtures::{MACHINES, MODE, PAGES, PATH, PID, executable, record};
+use fixtures::{MACHINES, MODE, PATH, PID, executable, record};
 
 const PAGE: u64 = 4096;
 
@@ -26,7 +26,8 @@ struct Input<'a> {
     /// Of an image, records in place of its own, under right lengths.
     replaced: Vec<(u8, Vec<&'a [u8]>)>,
     record: Vec<(u8, u8)>,
-    pages: Option<u32>,
+    /// Numbers of files with contents of pages, and how long they are.
+    pages: Vec<(u8, u32)>,
     to_arm64: bool,
     small_addresses: bool,
 }
@@ -100,8 +101,11 @@ fuzz_target!(|input: Input<'_>| {
         record[at] = *byte;
     }
     let records = Records::from([(PID, record)]);
-    let pages = BTreeMap::from([(1, input.pages.map_or(PAGES, u64::from))]);
-    let images = ProcessImages::new(images, pages);
+    let mut pages = fixtures::pages();
+    for (number, bytes) in &input.pages {
+        pages.insert(u32::from(number % 4), u64::from(*bytes));
+    }
+    let images = ProcessImages::new(images, pages.clone());
     let Ok(rewritten) = rewrite(&images, &records, &target) else { return };
     check(&rewritten, &program.executable);
 
@@ -110,7 +114,8 @@ fuzz_target!(|input: Input<'_>| {
     let mut all: BTreeMap<_, _> =
         images.names().map(|name| (name.to_owned(), images.image(name).expect("one").to_vec())).collect();
     all.extend(rewritten.changed.images.clone());
-    let pages = rewritten.changed.pages.keys().copied().zip(kept).collect();
+    let mut pages = pages;
+    pages.extend(rewritten.changed.pages.keys().copied().zip(kept));
     let again = rewrite(&ProcessImages::new(all, pages), &records, &target).expect("it was just made");
     assert_eq!(again.changed.images, rewritten.changed.images);
 });

@@ -12,7 +12,7 @@ use godwit_criu::images::ProcessImages;
 use godwit_crossing::{Node, Program, Records, Set, Target, rewrite};
 
 fn a_process_of_two_threads(criterion: &mut Criterion) {
-    let images = ProcessImages::new(fixtures::images(), BTreeMap::from([(1, fixtures::PAGES)]));
+    let images = ProcessImages::new(fixtures::images(), fixtures::pages());
     let records = Records::from([(fixtures::PID, fixtures::record())]);
     for (set, machine) in Set::ALL.into_iter().zip(fixtures::MACHINES) {
         let program = Program::decode(&fixtures::executable(machine), fixtures::MODE).expect("it is whole");

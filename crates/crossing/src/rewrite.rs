@@ -91,14 +91,9 @@ pub fn rewrite(
         return Err(Unfit::PageSize { here: PAGE, there }.into());
     }
     let files = opened::Files::decode(images)?;
-    let mut rewriting = Rewriting { images, target, files, done: Rewritten::default() };
-    let mut seen = BTreeSet::new();
+    let (seen, done) = (BTreeSet::new(), Rewritten::default());
+    let mut rewriting = Rewriting { images, target, files, seen, done };
     for process in images.tree()? {
-        let ids: BTreeSet<_> = process.threads.iter().chain([&process.pid]).collect();
-        if ids.len() != process.threads.len() || !ids.into_iter().all(|id| seen.insert(*id)) {
-            let reason = format!("it has a thread of process {} twice, or not the first", process.pid);
-            return Err(damaged("pstree.img", reason).into());
-        }
         rewriting.process(&process, records.get(&process.pid))?;
     }
     let mut done = rewriting.done;
@@ -113,6 +108,8 @@ struct Rewriting<'a> {
     images: &'a ProcessImages,
     target: &'a Target,
     files: opened::Files<'a>,
+    /// Processes and threads so far.
+    seen: BTreeSet<u32>,
     done: Rewritten,
 }
 
@@ -130,7 +127,9 @@ impl Rewriting<'_> {
         if !core.has_process() {
             return Err(damaged(&first, "it is not of a process".to_owned()).into());
         }
-        if core.has_ended().map_err(|reason| damaged(&first, reason))? {
+        let has_ended = core.has_ended().map_err(|reason| damaged(&first, reason))?;
+        self.is_new(process, has_ended)?;
+        if has_ended {
             let mut core = core;
             core.set_architecture(architecture(self.target.node.set));
             return self.insert(&first, ImageKind::Core, core.encode());
@@ -231,6 +230,19 @@ impl Rewriting<'_> {
             self.insert(&name, ImageKind::Core, core.encode())?;
         }
         self.memory(process, &space, program, unfit)
+    }
+
+    /// Checks that no other process has its number or one of its threads.
+    fn is_new(&mut self, process: &ProcessTreeEntry, has_ended: bool) -> Result<(), ImageError> {
+        let ProcessTreeEntry { pid, threads, .. } = process;
+        // CRIU does not fill in the number of the only thread of a process that has ended, nor does it read it.
+        let ids: BTreeSet<_> =
+            if has_ended { BTreeSet::from([*pid]) } else { threads.iter().chain([pid]).copied().collect() };
+        let is_whole = if has_ended { threads.len() <= 1 } else { ids.len() == threads.len() };
+        if is_whole && ids.into_iter().all(|id| self.seen.insert(id)) {
+            return Ok(());
+        }
+        Err(damaged("pstree.img", format!("it has a thread of process {pid} twice, or not the first")))
     }
 
     fn memory(

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use godwit_criu::images::{
-    AddressSpace, Architecture, ChangedImages, ImageKind, MappedArea, PageRun, Pagemap, ProcessImages,
-    ThreadImage, Treatment,
+    AddressSpace, Architecture, ChangedImages, Core, ImageKind, MappedArea, PageRun, Pagemap, ProcessImages,
+    ThreadImage, Treatment, decode,
 };
 use godwit_isa_plan::{DATA, HEAP, MAP, PRIVATE_DATA, Quarter, Slot};
 use proptest::prelude::*;
@@ -15,10 +15,10 @@ use crate::target::Node;
 
 #[path = "../../tests/fixtures/mod.rs"]
 mod fixtures;
-use fixtures::{MACHINES, MODE, PAGES, PATH, PID, images};
+use fixtures::{ENDED, MACHINES, MODE, PAGES, PATH, PID, SHARED, images};
 
 fn of_images(images: BTreeMap<String, Vec<u8>>) -> ProcessImages {
-    ProcessImages::new(images, BTreeMap::from([(1, PAGES)]))
+    ProcessImages::new(images, fixtures::pages())
 }
 
 fn records() -> Records {
@@ -102,7 +102,7 @@ fn an_arm64_process_comes_back_as_it_was() {
     let there = rewrite(&of_images(images()), &records(), &target(Set::Aarch64)).expect("it fits");
     let mut all = images();
     all.extend(there.changed.images);
-    let pages = BTreeMap::from([(1, 530 * PAGE)]);
+    let pages = BTreeMap::from([(1, 530 * PAGE), (2, SHARED)]);
     let there = ProcessImages::new(all, pages);
     let core = ThreadImage::decode(there.record("core-43.img").expect("one")).expect("it is whole");
     assert_eq!(core.architecture(), Ok(Some(Architecture::Aarch64)));
@@ -123,7 +123,7 @@ fn pages_that_come_later_are_those_that_go_along() {
     let bytes = |run: &PageRun| run.addresses.end - run.addresses.start;
     let there = pagemap.runs.iter().filter(|run| run.present).map(bytes).sum();
     all.insert("pagemap-42.img".to_owned(), pagemap.encode());
-    let lazy = ProcessImages::new(all, BTreeMap::from([(1, there)]));
+    let lazy = ProcessImages::new(all, BTreeMap::from([(1, there), (2, SHARED)]));
     let rewritten = rewrite(&lazy, &records(), &target).expect("it fits");
     check(&rewritten, &target);
     let new = Pagemap::decode(&rewritten.changed.images["pagemap-42.img"]).expect("it is whole");
@@ -397,6 +397,7 @@ fn shared_memory_goes_along_whole_or_not_at_all() {
     };
     let with = |shared: &[(u32, Vec<PageRun>)], bytes: u64| {
         let mut all = images();
+        all.remove("pagemap-shmem-7.img");
         for (number, (pages_id, runs)) in (7..).zip(shared) {
             let pagemap = Pagemap { pages_id: *pages_id, runs: runs.clone() };
             all.insert(format!("pagemap-shmem-{number}.img"), pagemap.encode());
@@ -614,10 +615,59 @@ fn requests_that_wait_do_not_go_along() {
 fn images_that_are_missing_are_named() {
     let without = refused(|images, _, _| drop(images.remove("mountpoints-12.img")));
     assert!(without.contains("has its executable in a volume or on another mount"), "{without}");
-    for name in images().keys().filter(|name| !name.starts_with("mountpoints-")) {
+    for name in images()
+        .keys()
+        .filter(|name| !["mountpoints-", "pagemap-shmem-"].iter().any(|part| name.starts_with(part)))
+    {
         let text = refused(|images, _, _| drop(images.remove(name)));
         assert!(text.contains(&format!("image {name} is damaged: it is not among the images")), "{text}");
     }
+}
+
+/// Of a child that has ended only the set changes, and CRIU has put a number of no meaning where its thread's would be.
+#[test]
+fn a_process_that_has_ended_goes_along() {
+    let child = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut all = images();
+        let tree = all.get_mut("pstree.img").expect("one");
+        // The record of the child comes last, and its thread at its end.
+        let mut record = tree.split_off(tree.len() - 10);
+        change(&mut record);
+        let length = tree.len() - 4;
+        tree[length..].copy_from_slice(&u32::try_from(record.len()).expect("it is short").to_le_bytes());
+        tree.extend(record);
+        rewrite(&of_images(all), &records(), &target(Set::Aarch64))
+    };
+    let rewritten = child(&|_| {}).expect("it fits");
+    assert_eq!(rewritten.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [PID]);
+    let (name, before) = (format!("core-{ENDED}.img"), images());
+    let changed = &rewritten.changed.images[&name];
+    // The machine is in the first field.
+    assert_eq!((before[&name][13], changed[13]), (1, 3));
+    assert_eq!((&before[&name][14..], &before[&name][..13]), (&changed[14..], &changed[..13]));
+    assert!(child(&|record| record[9] = 99).is_ok());
+    assert!(child(&|record| record.truncate(8)).is_ok());
+    for change in [
+        // Two threads, and the number of a thread of its parent.
+        &(|record: &mut Vec<u8>| record.extend([40, 44])) as &dyn Fn(&mut Vec<u8>),
+        &|record| record[1] = 43,
+    ] {
+        let text = child(change).map(drop).expect_err("it cannot be").to_string();
+        assert!(text.contains("pstree.img is damaged") || text.contains("core-43.img is damaged"), "{text}");
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_is_stopped() {
+    let mut all = images();
+    let core = all.get_mut("core-42.img").expect("one");
+    // `task_state` and `exit_code`.
+    let at = core.windows(4).position(|bytes| bytes == [8, 1, 16, 0]).expect("it is alive");
+    core[at + 1] = 3;
+    let rewritten = rewrite(&of_images(all), &records(), &target(Set::Aarch64)).expect("it fits");
+    let core = &rewritten.changed.images["core-42.img"];
+    let [core] = &decode::<Core>(core, ImageKind::Core).expect("it is whole")[..] else { panic!("one") };
+    assert_eq!((core.mtype, core.task.as_ref().map(|task| task.task_state)), (3, Some(3)));
 }
 
 #[test]
@@ -637,7 +687,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
     fn nothing_executable_comes_of_any_images(
-        changes in prop::collection::vec((0usize..7, any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        changes in prop::collection::vec((0usize..9, any::<prop::sample::Index>(), any::<u8>()), 1..4),
         to in 0usize..2,
     ) {
         let mut images = images();
