@@ -5,28 +5,28 @@ mod service;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use godwit_criu::images::{Pagemap, ProcessImages};
+use godwit_criu::images::{Architecture, Pagemap, ProcessImages, ThreadImage, stopped_processes};
 use godwit_crossing::{Fate, Target, eligibility, rewrite};
 use godwit_isa_plan::Set;
 
-use service::{LINES, Service, expected, read, target};
+use nix::sys::signal::Signal;
+use service::{Dumped, LINES, Service, expected, signal, target};
 
 /// A service that goes on from its images again and again prints what one does that was never disturbed.
 #[test]
 fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
     let scratch = tempfile::tempdir()?;
-    let target = target(Set::X86_64)?;
-    let mut service = Service::start()?;
+    let target = target("service", Set::X86_64)?;
+    let mut service = Service::start("service")?;
     for turn in 1..=3 {
-        service.prints(turn * LINES / 5)?;
-        let rest = service.rest()?;
+        let rests = service.rest_after(turn * LINES / 5)?;
+        let [rest] = &rests[..] else { panic!("one process: {rests:?}") };
         let images = scratch.path().join(turn.to_string());
-        service.dump(&images)?;
+        let dumped = service.dump(&images)?;
         let before = service.output()?;
         ensure!(before.lines().count() < LINES, "it came to its end before it moved");
 
-        let (found, records) = read(&images)?;
-        let rewritten = rewrite(&found, &records, &target)?;
+        let rewritten = rewrite(&dumped.images, &dumped.records, &target)?;
         let [process] = &rewritten.processes[..] else { panic!("one process: {rewritten:?}") };
         assert_eq!(rest.threads, 2);
         assert_eq!(process.threads, 2);
@@ -36,7 +36,52 @@ fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
         println!("turn {turn}: {kept} pages kept, {dropped} left out, rest after {:?}", rest.park_time);
         service.restore(&images)?;
     }
-    assert_eq!(service.end()?, expected()?);
+    assert_eq!(service.end()?, expected("service")?);
+    Ok(())
+}
+
+/// Processes that share memory go on with it, one that was stopped is stopped, and one that has ended says how.
+#[test]
+fn a_family_goes_on_with_shared_memory_a_stopped_process_and_a_zombie() -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let images = scratch.path().join("images");
+    let mut service = Service::start("family")?;
+    let rests = service.rest_after(LINES / 3)?;
+    assert_eq!(rests.len(), 2, "{rests:?}");
+    let children = service.children()?;
+    let [ended, other] = children[..] else { panic!("two children: {children:?}") };
+    service.is_in_state(ended, 'Z')?;
+    let locked = service.locked()?;
+    assert_ne!(locked, "0 kB");
+    signal(other.into(), Signal::SIGSTOP)?;
+    service.is_in_state(other, 'T')?;
+    let Dumped { images: found, records } = service.dump(&images)?;
+    ensure!(service.output()?.lines().count() < LINES, "it came to its end before it moved");
+    assert_eq!(stopped_processes(&images)?, [other]);
+    let shared: Vec<_> = found.names().filter(|name| name.starts_with("pagemap-shmem-")).collect();
+    assert_eq!(shared.len(), 1, "{shared:?}");
+
+    let [x86, arm] = [target("family", Set::X86_64)?, target("family", Set::Aarch64)?];
+    let there = after(&found, rewrite(&found, &records, &arm)?)?;
+    let core =
+        ThreadImage::decode(there.record(&format!("core-{ended}.img"))?).map_err(anyhow::Error::msg)?;
+    assert_eq!((core.has_ended(), core.architecture()), (Ok(true), Ok(Some(Architecture::Aarch64))));
+    let rewritten = rewrite(&found, &records, &x86)?;
+    assert_eq!(
+        rewritten.processes.iter().map(|process| process.pid).collect::<Vec<_>>(),
+        [service.pid, other]
+    );
+    assert_eq!(after(&there, rewrite(&there, &records, &x86)?)?, after(&found, rewritten.clone())?);
+
+    rewritten.changed.write(&images)?;
+    service.restore(&images)?;
+    service.is_in_state(other, 'T')?;
+    service.is_in_state(ended, 'Z')?;
+    assert_eq!(service.locked()?, locked);
+    signal(other.into(), Signal::SIGCONT)?;
+    let output = service.end()?;
+    assert!(output.ends_with("child 0: 7\nchild 1: 8\n"), "{output}");
+    assert_eq!(output, expected("family")?);
     Ok(())
 }
 
@@ -44,13 +89,9 @@ fn a_service_goes_on_from_rewritten_images_of_the_same_set() -> Result<()> {
 #[test]
 fn real_images_come_back_from_the_other_set() -> Result<()> {
     let scratch = tempfile::tempdir()?;
-    let images = scratch.path().join("images");
-    let mut service = Service::start()?;
-    service.prints(5)?;
-    service.rest()?;
-    service.dump(&images)?;
-    let (found, records) = read(&images)?;
-    let [x86, arm] = [target(Set::X86_64)?, target(Set::Aarch64)?];
+    let Dumped { images: found, records } =
+        Service::start("service")?.dump_after(5, &scratch.path().join("images"))?;
+    let [x86, arm] = [target("service", Set::X86_64)?, target("service", Set::Aarch64)?];
 
     let there = after(&found, rewrite(&found, &records, &arm)?)?;
     let back = after(&there, rewrite(&there, &records, &x86)?)?;
@@ -73,10 +114,14 @@ fn after(images: &ProcessImages, rewritten: godwit_crossing::Rewritten) -> Resul
         .map(|name| Ok((name.to_owned(), images.image(name)?.to_vec())))
         .collect::<Result<_>>()?;
     all.extend(rewritten.changed.images);
-    let bytes =
-        |ranges: Vec<std::ops::Range<u64>>| ranges.into_iter().map(|range| range.end - range.start).sum();
-    let pages = rewritten.changed.pages.into_iter().map(|(number, ranges)| (number, bytes(ranges)));
-    Ok(ProcessImages::new(all, pages.collect()))
+    let mut pages = std::collections::BTreeMap::new();
+    for (_, image) in all.iter().filter(|(name, _)| name.starts_with("pagemap-")) {
+        let number = Pagemap::decode(image).map_err(anyhow::Error::msg)?.pages_id;
+        let kept = rewritten.changed.pages.get(&number);
+        let bytes = kept.map(|ranges| ranges.iter().map(|range| range.end - range.start).sum());
+        pages.extend(bytes.or(images.pages(number)).map(|bytes| (number, bytes)));
+    }
+    Ok(ProcessImages::new(all, pages))
 }
 
 /// No page of code, of private data or of a native stack is in the images.
@@ -113,11 +158,11 @@ fn measured(work: impl Fn() -> Result<()>) -> Result<()> {
 /// Before anything is done to a service that runs, it is known whether it may go.
 #[test]
 fn a_running_service_may_go_to_both_sets_and_no_smaller_address_space() -> Result<()> {
-    let service = Service::start()?;
+    let service = Service::start("service")?;
     service.prints(1)?;
     let facts = service.facts()?;
     for set in Set::ALL {
-        let mut target = target(set)?;
+        let mut target = target("service", set)?;
         assert_eq!(eligibility(std::slice::from_ref(&facts), 4096, &target), Ok(()));
         // The kernel's first stack is above what such arm64 kernels have.
         target.node.address_end = 1 << 39;
@@ -133,17 +178,13 @@ fn a_running_service_may_go_to_both_sets_and_no_smaller_address_space() -> Resul
 #[test]
 fn a_process_that_does_not_rest_is_refused_by_name() -> Result<()> {
     let scratch = tempfile::tempdir()?;
-    let images = scratch.path().join("images");
-    let mut service = Service::start()?;
-    service.prints(5)?;
-    service.rest()?;
-    service.dump(&images)?;
-    let (found, mut records) = read(&images)?;
-    let mut target = target(Set::Aarch64)?;
+    let Dumped { images: found, mut records } =
+        Service::start("service")?.dump_after(5, &scratch.path().join("images"))?;
+    let mut target = target("service", Set::Aarch64)?;
     let pid = found.tree()?[0].pid;
     let refused =
         |records: &_, target: &_| rewrite(&found, records, target).expect_err("it does not fit").to_string();
-    let path = service::executable(Set::X86_64)?;
+    let path = service::executable("service", Set::X86_64)?;
     let begin = format!("process {pid} ({}) ", path.display());
 
     let record = records.get_mut(&pid).expect("it was written");
