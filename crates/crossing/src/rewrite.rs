@@ -257,8 +257,10 @@ impl Rewriting<'_> {
         let of_space = |reason| damaged(&name, reason);
         let from = self.done.from.unwrap_or(self.target.node.set);
         let areas = space.areas(PAGE).map_err(of_space)?;
-        let areas =
-            space::areas(areas, program, space.executable, (from, self.target.node.set)).map_err(unfit)?;
+        let executable = self.files.executable(space.executable);
+        let is_its = |file| executable.is_some() && self.files.executable(file) == executable;
+        let areas = space::areas(areas, program, (space.executable, is_its), (from, self.target.node.set))
+            .map_err(unfit)?;
         let mut changed = space.clone();
         changed.set_areas(&areas);
         let vector = changed.auxiliary().map_err(of_space)?;

@@ -181,14 +181,15 @@ impl<'a> MappedArea<'a> {
         self.kind & !KNOWN_KINDS == 0 && self.flags & !KNOWN_FLAGS == 0 && self.protection & !7 == 0
     }
 
-    /// Is it as the kernel maps parts of an executable: privately, of this file or without one, and nothing else that flags or
-    /// kind could say, but how it is treated?
-    #[must_use]
-    pub fn is_of_executable(&self, file: u32) -> bool {
+    /// Is it as the kernel maps parts of an executable: privately, of its file, which can have several numbers, or without
+    /// one, and nothing else that flags or kind could say, but how it is treated?
+    pub fn is_of_executable(&self, is_its: impl Fn(u32) -> bool) -> bool {
         let is_of_file = self.kind & (FILE_PRIVATE | FILE_SHARED) != 0;
         let kind = self.kind & !(FILE_PRIVATE | ANONYMOUS_PRIVATE);
         let flags = self.flags & !(MAP_ANONYMOUS | MAP_LOCKED);
-        kind == REGULAR && flags == MAP_PRIVATE && (!is_of_file || self.object == u64::from(file))
+        kind == REGULAR
+            && flags == MAP_PRIVATE
+            && (!is_of_file || u32::try_from(self.object).is_ok_and(is_its))
     }
 
     /// How it is treated.
@@ -429,12 +430,13 @@ mod tests {
         let is_of_9 = |change: &dyn Fn(&mut MappedArea<'_>)| {
             let mut area = MappedArea::of_file(0x1000..0x2000, 3, 9, 0);
             change(&mut area);
-            area.is_of_executable(9)
+            area.is_of_executable(|file| file == 9)
         };
         assert!(is_of_9(&|_| {}));
         assert!(is_of_9(&|area| area.set_treatment(Treatment { locked: true, advice: None })));
-        assert!(MappedArea::of_zeros(0x1000..0x2000, 3).is_of_executable(9));
+        assert!(MappedArea::of_zeros(0x1000..0x2000, 3).is_of_executable(|_| false));
         assert!(!is_of_9(&|area| area.object = 8));
+        assert!(!is_of_9(&|area| area.object = 9 | 1 << 32));
         assert!(!is_of_9(&|area| area.kind = REGULAR | FILE_SHARED));
         assert!(!is_of_9(&|area| area.kind |= AREA_GUARD));
         assert!(!is_of_9(&|area| area.flags = 1));

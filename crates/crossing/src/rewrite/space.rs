@@ -66,10 +66,11 @@ pub(super) fn bounds_fit(stack: u64, bounds: &KernelBounds, address_end: u64) ->
 }
 
 /// The areas under an executable, in order: those of its parts in place of those of another one, and what the program has.
+/// Areas of the other one can have other numbers for its file than the process has.
 pub(super) fn areas<'a>(
     areas: Vec<MappedArea<'a>>,
     program: &Program,
-    file: u32,
+    (file, is_its): (u32, impl Fn(u32) -> bool),
     (from, to): (Set, Set),
 ) -> Result<Vec<MappedArea<'a>>, Cause> {
     let (kept, mut replaced): (Vec<_>, Vec<_>) = areas.into_iter().partition(stays);
@@ -80,7 +81,7 @@ pub(super) fn areas<'a>(
     replaced.retain(|area| !area.is_guard());
     let mut new = Vec::new();
     for area in of_executable(&program.executable, file) {
-        in_place_of(&replaced, &area, file, &mut new)?;
+        in_place_of(&replaced, &area, &is_its, &mut new)?;
     }
     for mut area in kept {
         if area.is_guard() && area.is_executable() {
@@ -152,7 +153,7 @@ fn stays(area: &MappedArea<'_>) -> bool {
 fn in_place_of<'a>(
     replaced: &[MappedArea<'_>],
     area: &MappedArea<'a>,
-    file: u32,
+    is_its: impl Fn(u32) -> bool,
     new: &mut Vec<MappedArea<'a>>,
 ) -> Result<(), Cause> {
     let mut pieces = Vec::new();
@@ -163,7 +164,7 @@ fn in_place_of<'a>(
     } else {
         let mut begin = area.range.start;
         for there in overlapping(replaced, &area.range) {
-            if there.protection != area.protection || !there.is_of_executable(file) {
+            if there.protection != area.protection || !there.is_of_executable(&is_its) {
                 return Err(Cause::Variables(there.range.clone()));
             }
             if begin < there.range.start {

@@ -339,6 +339,11 @@ fn variables_that_are_mapped_in_another_way_are_refused() {
     says(0x801_1000, MappedArea::of_zeros(zeros.clone(), 7));
     says(0x801_0000, MappedArea::of_file(file, 3, 2, 0x5_0000));
     says(0x800_0000, MappedArea::of_zeros(0x800_0000..0x800_1000, 3));
+    // The same file by another number is the executable, too.
+    let mut all = images();
+    with_file(&mut all, &of_file(99, &[5], &[0]));
+    with_in_place(&mut all, 0x801_0000, &[MappedArea::of_file(0x801_0000..0x801_1000, 3, 99, 0x5_0000)]);
+    assert_eq!(treatments(all), treatments(images()));
     let mut area = MappedArea::of_zeros(zeros, 3);
     area.set_file_flags(0);
     let mut all = images();
@@ -382,7 +387,8 @@ fn guards_in_variables_go_along() {
     with_guard(&mut all, &(DATA.end - PAGE..DATA.end + PAGE), 0);
     let all = of_images(all);
     let space = AddressSpace::decode(all.record("mm-42.img").expect("one")).expect("it is whole");
-    let areas = space::areas(space.areas(PAGE).expect("they are in order"), program, 1, sets);
+    let areas =
+        space::areas(space.areas(PAGE).expect("they are in order"), program, (1, |file| file == 1), sets);
     assert_eq!(areas.map(|areas| areas.len()), Err(Cause::Variables(DATA.end - PAGE..DATA.end + PAGE)));
 }
 
@@ -482,7 +488,8 @@ fn an_area_that_reaches_into_the_executable_is_refused() {
     let program = target.programs.values().next().expect("one");
     let merged = |range| {
         let sets = (Set::X86_64, Set::X86_64);
-        space::areas(vec![MappedArea::of_zeros(range, 3)], program, 1, sets).map(|areas| areas.len())
+        space::areas(vec![MappedArea::of_zeros(range, 3)], program, (1, |file| file == 1), sets)
+            .map(|areas| areas.len())
     };
     let parts = merged(0x3f_e000..0x40_0000).expect("it ends where the text begins");
     assert_eq!(merged(0x3f_f000..0x40_1000), Err(Cause::Outside(0x3f_f000..0x40_1000)));
@@ -502,27 +509,34 @@ fn an_executable_that_is_found_by_another_name_is_refused() {
     );
 }
 
+/// The record of a regular file of this number with the path of the executable, which has that many bytes and mode.
+fn of_file(number: u8, bytes: &[u8], mode: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(PATH.len()).expect("it is short");
+    // Path in field 6, bytes in field 8, mode in field 10.
+    let head = [&[8, number, 0x10, 0, 0x32, length][..], PATH].concat();
+    let inner = [&head[..], &[0x40], bytes, &[0x50], mode].concat();
+    let length = u8::try_from(inner.len()).expect("it is short");
+    [&[8, 1, 16, number, 0x1a, length][..], &inner].concat()
+}
+
+/// The images with one more open file.
+fn with_file(images: &mut BTreeMap<String, Vec<u8>>, record: &[u8]) {
+    let files = images.get_mut("files.img").expect("one");
+    files.extend(u32::try_from(record.len()).expect("it is short").to_le_bytes());
+    files.extend_from_slice(record);
+}
+
 /// CRIU compares both with the file that it finds. A file that had the path of an executable is not the target's.
 #[test]
 fn executables_have_size_and_mode_of_the_targets() {
-    let number = 99;
-    let length = u8::try_from(PATH.len()).expect("it is short");
-    // A regular file of this number: path in field 6, bytes in field 8, mode in field 10.
-    let record = |bytes: &[u8], mode: &[u8]| {
-        let head = [&[8, number, 0x10, 0, 0x32, length][..], PATH].concat();
-        let inner = [&head[..], &[0x40], bytes, &[0x50], mode].concat();
-        let length = u8::try_from(inner.len()).expect("it is short");
-        [&[8, 1, 16, number, 0x1a, length][..], &inner].concat()
-    };
+    let record = |bytes: &[u8], mode: &[u8]| of_file(99, bytes, mode);
     let before = record(&[5], &[0xc0, 0x83, 2]);
     let rewritten = |is_renamed: bool| {
         let mut all = images();
-        let files = all.get_mut("files.img").expect("one");
-        files.extend(u32::try_from(before.len()).expect("it is short").to_le_bytes());
-        files.extend_from_slice(&before);
+        with_file(&mut all, &before);
         if is_renamed {
             let remap = [0x5456_4319_u32, 0x5913_3954, 6].map(u32::to_le_bytes).concat();
-            let remap = [&remap[..], &[8, number, 16, 9, 24, 1]].concat();
+            let remap = [&remap[..], &[8, 99, 16, 9, 24, 1]].concat();
             all.insert("remap-fpath.img".to_owned(), remap);
         }
         let rewritten = rewrite(&of_images(all), &records(), &target(Set::X86_64)).expect("it fits");
