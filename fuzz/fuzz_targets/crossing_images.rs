@@ -114,7 +114,6 @@ fuzz_target!(|input: Input<'_>| {
     let mut all: BTreeMap<_, _> =
         images.names().map(|name| (name.to_owned(), images.image(name).expect("one").to_vec())).collect();
     all.extend(rewritten.changed.images.clone());
-    let mut pages = pages;
     pages.extend(rewritten.changed.pages.keys().copied().zip(kept));
     let again = rewrite(&ProcessImages::new(all, pages), &records, &target).expect("it was just made");
     assert_eq!(again.changed.images, rewritten.changed.images);
