@@ -32,6 +32,7 @@ enum {
     GW_NR_timer_delete = 111,
     GW_NR_clock_gettime = 113,
     GW_NR_sched_yield = 124,
+    GW_NR_kill = 129,
     GW_NR_tgkill = 131,
     GW_NR_rt_sigaction = 134,
     GW_NR_rt_sigprocmask = 135,

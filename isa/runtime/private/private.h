@@ -76,6 +76,7 @@ enum { GW_FUTEX_WAIT = 0, GW_FUTEX_WAKE = 1, GW_FUTEX_WAKE_OP = 5, GW_FUTEX_PRIV
 void gw_listen(void);
 void gw_arm(void);
 void gw_on_request(int signal, void *information, void *context);
+void gw_hear_at_rest(const struct gw_signal_info *information);
 void gw_count_polls(struct gw_thread *thread);
 void gw_stop_world(struct gw_thread *thread);
 void gw_park(struct gw_thread *thread);
@@ -120,7 +121,9 @@ const char *gw_unsound_rest(void);
 // rest.c
 void gw_begin_listening(void);
 int gw_hear_of_rest(const struct gw_signal_info *information);
+void gw_take_rest_back(void);
 int gw_is_rest_wanted(void);
+int gw_next_request(struct gw_signal_info *information, const uint64_t *time);
 void gw_forked_rest(void);
 void gw_settle_for_rest(const struct gw_thread *thread);
 void gw_stand_still(uint32_t threads, uint64_t requested);

@@ -2,7 +2,8 @@
 // somebody lets the process go on here, or its memory goes on elsewhere (restored.c). world.c brings the threads here.
 #include "private.h"
 
-enum { SIGNAL_SET_BYTES = 8, SIG_BLOCK = 0, SIG_UNBLOCK = 1, EINTR = 4, EINVAL = 22, MADV_DONTNEED = 4 };
+enum { SIGNAL_SET_BYTES = 8, SIG_BLOCK = 0, SIG_UNBLOCK = 1, MADV_DONTNEED = 4 };
+enum { EINTR = 4, EAGAIN = 11, EINVAL = 22 };
 
 // Not static: the linker places it (isa/link/src/layout.rs).
 struct gw_rest gw_rest __attribute__((section(".gw.rest"))) = {.magic = GW_REST_MAGIC, .version = GW_REST_VERSION};
@@ -23,7 +24,8 @@ int gw_is_rest_wanted(void) {
     return __atomic_load_n(&begun, __ATOMIC_SEQ_CST) > __atomic_load_n(&gw_rest.over, __ATOMIC_SEQ_CST);
 }
 
-// Takes a request down. Says whether the signal is one.
+// Takes a request down. Says whether the signal is one. Both numbers only rise, so requests come to the same in every
+// order, and however often each of them comes.
 int gw_hear_of_rest(const struct gw_signal_info *information) {
     uint32_t value;
     __builtin_memcpy(&value, information->rest, sizeof value);
@@ -35,6 +37,14 @@ int gw_hear_of_rest(const struct gw_signal_info *information) {
     else if (request == GW_REST_END)
         raise(&gw_rest.over, value >> GW_REST_NUMBER_SHIFT);
     return 1;
+}
+
+// A signal without a number: go on, whatever has been asked for. Where nothing has been, the next rest is taken back,
+// so that the sender sees by `over` that it was heard.
+void gw_take_rest_back(void) {
+    uint64_t number = __atomic_load_n(&begun, __ATOMIC_SEQ_CST);
+    uint64_t over = __atomic_load_n(&gw_rest.over, __ATOMIC_SEQ_CST);
+    raise(&gw_rest.over, number > over ? number : over + 1);
 }
 
 // The child of a fork has not been asked.
@@ -52,26 +62,32 @@ void gw_settle_for_rest(const struct gw_thread *thread) {
     gw_block_signals();
 }
 
+// The next signal 58 that is pending, or that comes. Says whether there was one: not where `time` is over, and not
+// where somebody has frozen the process or looked at it as a debugger does.
+int gw_next_request(struct gw_signal_info *information, const uint64_t *time) {
+    uint64_t set = gw_signal_bit(GW_SIGNAL);
+    long signal = gw_call(GW_NR_rt_sigtimedwait, (long)&set, (long)information, (long)time, SIGNAL_SET_BYTES, 0, 0);
+    if (signal < 0 && signal != -EINTR && signal != -EAGAIN)
+        gw_fail("cannot wait for a request", 0, signal);
+    return signal > 0;
+}
+
 // The last thread that has parked waits here, all signals blocked, until the process is let go on.
 void gw_stand_still(uint32_t threads, uint64_t requested) {
-    uint64_t set = gw_signal_bit(GW_SIGNAL);
     // They would be threads that nobody knows where the memory goes on.
     gw_wait_for_ended_threads();
     // Those of a state that was loaded have long been sent.
     __gw_signal_table.pending_count = 0;
     gw_begin_rest_time();
     gw_rest.threads = threads;
-    gw_rest.number = begun;
     gw_rest.park_nanoseconds = gw_nanoseconds() - requested;
-    __atomic_store_n(&gw_rest.resting, 1, __ATOMIC_SEQ_CST);
     while (gw_is_rest_wanted()) {
         struct gw_signal_info information = {0};
-        long signal = gw_call(GW_NR_rt_sigtimedwait, (long)&set, (long)&information, 0, SIGNAL_SET_BYTES, 0, 0);
-        // Whoever freezes the process, or looks at it as a debugger does, ends the call.
-        if (signal < 0 && signal != -EINTR)
-            gw_fail("cannot wait at rest", 0, signal);
-        if (signal > 0)
-            (void)gw_hear_of_rest(&information);
+        // Of two rests that are asked for this is both: going on from the lower one does not end it.
+        __atomic_store_n(&gw_rest.number, begun, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&gw_rest.resting, 1, __ATOMIC_SEQ_CST);
+        if (gw_next_request(&information, 0))
+            gw_hear_at_rest(&information);
     }
     __atomic_store_n(&gw_rest.resting, 0, __ATOMIC_SEQ_CST);
     gw_end_rest_time();

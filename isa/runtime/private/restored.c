@@ -7,7 +7,7 @@
 //        → each takes its frames back
 #include "private.h"
 
-enum { MS_ASYNC = 1, SIGNAL_SET_BYTES = 8, EINTR = 4, EAGAIN = 11 };
+enum { MS_ASYNC = 1 };
 
 static uint32_t begun; // 0; 1: a thread builds what is private; 2: it is there
 static const char came[] = "memory that was restored";
@@ -53,14 +53,10 @@ static void check_records(void) {
 // A request that came again when the process was at rest already may have been restored with what else was pending. It
 // is of the rest that is over, and would begin another one that nobody waits for.
 static void forget_requests(void) {
-    uint64_t set = gw_signal_bit(GW_SIGNAL);
-    uint64_t no_time[2] = {0, 0};
-    long signal;
-    do
-        signal = gw_call(GW_NR_rt_sigtimedwait, (long)&set, 0, (long)no_time, SIGNAL_SET_BYTES, 0, 0);
-    while (signal > 0 || signal == -EINTR);
-    if (signal != -EAGAIN)
-        gw_fail("cannot forget requests for rest that were restored", 0, signal);
+    static const uint64_t no_time[2];
+    struct gw_signal_info information;
+    while (gw_next_request(&information, no_time)) {
+    }
 }
 
 static void build(void) {

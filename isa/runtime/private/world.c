@@ -14,7 +14,7 @@
 // done under one lock, outside of handlers.
 #include "private.h"
 
-enum { SI_TKILL = -6, EAGAIN = 11 };
+enum { EAGAIN = 11 };
 enum { SIG_UNBLOCK = 1, SIGNAL_SET_BYTES = 8 };
 
 struct gw_native_thread gw_native_threads[GW_SLOTS];
@@ -32,6 +32,7 @@ static struct {
     uint32_t bell;      // changes when parked threads have to look again
     uint32_t slots;     // all live ones are below
     uint32_t stopping;  // requests have been sent
+    uint32_t passed_on; // as one signal to the process, which each thread sends again when it parks
     uint32_t left_out;  // the child of a fork: a state is of one process, so this one is not captured
     uint32_t wanted;    // WANTS_…: a handler has seen a request that no stop has taken up yet
     uint32_t for_rest;  // this stop is
@@ -55,7 +56,26 @@ static void ask(struct gw_thread *thread, uint32_t what) {
 
 // Are there settings that ask for captures by signals?
 static int is_captured_by_signals(void) {
-    return gw_settings.polls != 0 || gw_settings.signal != 0 || gw_settings.timer != 0;
+    return !world.left_out && (gw_settings.polls != 0 || gw_settings.signal != 0 || gw_settings.timer != 0);
+}
+
+static void note_capture(void) {
+    if (gw_settings.report)
+        note_time(&world.requested);
+}
+
+// Does it come from a thread that stops the world? A plain one may, while such ones are passed on; whoever else has
+// sent it then sends it again (isa/ABI.md, section 7).
+static int is_stop(const struct gw_signal_info *of) {
+    return of->code == GW_SI_TKILL ||
+           (of->code == GW_SI_USER && __atomic_load_n(&world.passed_on, __ATOMIC_SEQ_CST) != 0);
+}
+
+// Of a signal 58 that kill has sent. It is the only one that the kernel takes where a user has as many in queues as may
+// be, so it has to be enough to let a process go on. Where settings ask for it, and nothing is to be taken back, it
+// asks for a capture.
+static int is_go_on(const struct gw_signal_info *of) {
+    return of->code == GW_SI_USER && (gw_is_rest_wanted() || !is_captured_by_signals());
 }
 
 // The kernel's handler of signal 58, and of that of GODWIT_STATE_SIGNAL.
@@ -68,14 +88,28 @@ void gw_on_request(int signal, void *information, void *context) {
             note_time(&world.rest_time);
             ask(thread, WANTS_REST);
         }
-    } else if (signal == GW_SIGNAL && of->code == SI_TKILL) {
+    } else if (signal == GW_SIGNAL && is_stop(of)) {
         // Who stops the world has set the request already.
-    } else if (!world.left_out && is_captured_by_signals()) {
-        if (gw_settings.report)
-            note_time(&world.requested);
+    } else if (signal == GW_SIGNAL && is_go_on(of)) {
+        gw_take_rest_back();
+    } else if (is_captured_by_signals()) {
+        note_capture();
         ask(thread, WANTS_STATE);
     }
     gw_leave_window(thread, context, 1);
+}
+
+// The thread that waits at rest takes it from the kernel itself. No thread's request changes there, since it is what a
+// restored process is judged by.
+void gw_hear_at_rest(const struct gw_signal_info *of) {
+    if (gw_hear_of_rest(of) || is_stop(of))
+        return;
+    if (is_go_on(of)) {
+        gw_take_rest_back();
+    } else if (is_captured_by_signals()) {
+        note_capture();
+        __atomic_fetch_or(&world.wanted, WANTS_STATE, __ATOMIC_SEQ_CST);
+    }
 }
 
 static void listen(uint64_t signal) {
@@ -95,24 +129,30 @@ static void listen(uint64_t signal) {
         gw_fail("cannot listen for a signal", 0, error);
 }
 
+// With the lock. To the process: some thread that is not parked takes it, since those that are block it.
+static void pass_on(void) {
+    long error = gw_call(GW_NR_kill, gw_process, GW_SIGNAL, 0, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot stop a thread", 0, error);
+}
+
+// With the lock.
 static void send_stop(uint32_t slot) {
     uint32_t tid = __atomic_load_n(&gw_native_threads[slot].tid, __ATOMIC_SEQ_CST);
     // It has not begun yet: its first kernel call or poll will see the request.
     if (tid == 0)
         return;
-    for (;;) {
-        long error = gw_call(GW_NR_tgkill, gw_process, tid, GW_SIGNAL, 0, 0, 0);
-        if (error == 0)
-            return;
-        // The user's limit of queued signals is reached; the receivers are about to take theirs.
-        if (error != -EAGAIN)
-            gw_fail("cannot stop a thread", 0, error);
-        (void)gw_call(GW_NR_sched_yield, 0, 0, 0, 0, 0, 0);
-    }
+    long error = gw_call(GW_NR_tgkill, gw_process, tid, GW_SIGNAL, 0, 0, 0);
+    // The user's limit of queued signals is reached. The kernel takes one of kill's in spite of that, but that cannot
+    // be sent to one thread.
+    if (error == -EAGAIN)
+        __atomic_store_n(&world.passed_on, 1, __ATOMIC_SEQ_CST);
+    else if (error != 0)
+        gw_fail("cannot stop a thread", 0, error);
 }
 
-// With the lock.
-static void begin_stop(const struct gw_thread *self) {
+// With the lock: takes up what is wanted.
+static void mark_stop(void) {
     uint32_t wanted = __atomic_load_n(&world.wanted, __ATOMIC_SEQ_CST);
     world.for_rest = (wanted & WANTS_REST) != 0;
     // Who sees it before it has the lock sees what the stop is for.
@@ -120,13 +160,19 @@ static void begin_stop(const struct gw_thread *self) {
     // One after the other. Polls that are counted ask for a state, and nothing else says so.
     __atomic_fetch_and(&world.wanted, world.for_rest ? ~(uint32_t)WANTS_REST : ~(uint32_t)WANTS_STATE,
                        __ATOMIC_SEQ_CST);
-    for (uint32_t slot = 0; slot < world.slots; slot++) {
-        if (!gw_native_threads[slot].live)
-            continue;
-        __atomic_fetch_or(&gw_thread_of_slot(slot)->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
-        if (slot != self->slot)
+    for (uint32_t slot = 0; slot < world.slots; slot++)
+        if (gw_native_threads[slot].live)
+            __atomic_fetch_or(&gw_thread_of_slot(slot)->request, GW_REQUEST_CAPTURE, __ATOMIC_SEQ_CST);
+}
+
+// With the lock.
+static void begin_stop(const struct gw_thread *self) {
+    mark_stop();
+    for (uint32_t slot = 0; slot < world.slots; slot++)
+        if (gw_native_threads[slot].live && slot != self->slot)
             send_stop(slot);
-    }
+    if (world.passed_on)
+        pass_on();
 }
 
 // At a poll that has seen GW_REQUEST_CAPTURE.
@@ -161,19 +207,33 @@ static void ring(void) {
     gw_wake(&world.bell, GW_FUTEX_PRIVATE);
 }
 
-// With the lock.
+// With the lock. All signals are blocked, in all threads.
 static void rest(void) {
     if (gw_is_rest_wanted())
         gw_stand_still(world.live, world.rest_time);
     world.rest_time = 0;
+    // Also if it was asked for twice.
+    __atomic_fetch_and(&world.wanted, ~(uint32_t)WANTS_REST, __ATOMIC_SEQ_CST);
+}
+
+// With the lock. The last one that was passed on may have found no receiver: nobody is to take it for another's.
+static void end_passing_on(void) {
+    static const uint64_t no_time[2];
+    struct gw_signal_info information = {0};
+    if (!world.passed_on)
+        return;
+    while (gw_next_request(&information, no_time))
+        gw_hear_at_rest(&information);
+    world.passed_on = 0;
 }
 
 // With the lock, when every live thread is parked.
-static void finish_stop(const struct gw_thread *self) {
+static void finish_stop(void) {
     uint64_t parked = gw_settings.report ? gw_nanoseconds() : 0;
     for (uint32_t slot = 0; slot < world.slots; slot++)
         if (gw_native_threads[slot].live)
             __atomic_fetch_and(&gw_thread_of_slot(slot)->request, GW_REQUEST_SIGNAL, __ATOMIC_SEQ_CST);
+    end_passing_on();
     if (world.for_rest) {
         rest();
     } else if (!gw_settings.turn) {
@@ -199,9 +259,10 @@ static void finish_stop(const struct gw_thread *self) {
     world.parked = 0;
     __atomic_store_n(&world.stopping, 0, __ATOMIC_RELEASE);
     world.stops++;
-    // Somebody asked again meanwhile.
+    // Somebody asked again meanwhile. No thread is in a kernel call that it would have to be taken out of: all see
+    // their request on their way back.
     if (__atomic_load_n(&world.wanted, __ATOMIC_SEQ_CST))
-        begin_stop(self);
+        mark_stop();
     ring();
 }
 
@@ -226,15 +287,21 @@ void gw_park(struct gw_thread *thread) {
     uint32_t stop = world.stops;
     world.parked++;
     int takes_signals = !stays;
-    if (takes_signals)
+    // At rest it does so already.
+    int blocks_all = is_rest || world.passed_on;
+    if (!is_rest && blocks_all)
+        gw_block_signals();
+    else if (takes_signals)
         gw_hold_signals();
+    if (world.passed_on && world.parked != world.live)
+        pass_on();
     while (world.stops == stop) {
         if (world.parked == world.live && takes_signals) {
             takes_signals = 0;
             empty_queue(thread);
         }
         if (world.parked == world.live && (stays || world.emptied == world.live)) {
-            finish_stop(thread);
+            finish_stop();
             break;
         }
         uint32_t bell = __atomic_load_n(&world.bell, __ATOMIC_ACQUIRE);
@@ -243,7 +310,7 @@ void gw_park(struct gw_thread *thread) {
         __gw_lock(&world.lock);
     }
     __gw_unlock(&world.lock);
-    if (is_rest)
+    if (blocks_all)
         gw_apply_mask(thread);
     gw_native_threads[thread->slot].resumed = 1;
 }
@@ -270,6 +337,9 @@ void gw_leave_world(struct gw_thread *thread) {
         begin_stop(thread);
     if (world.stopping)
         ring();
+    // It may have taken the one that was for all.
+    if (world.passed_on && world.parked != world.live)
+        pass_on();
     __gw_unlock(&world.lock);
 }
 
@@ -285,6 +355,7 @@ void gw_forked_world(struct gw_thread *thread) {
     world.live = 1;
     world.parked = 0;
     world.stopping = 0;
+    world.passed_on = 0;
     world.wanted = 0;
     world.rest_time = 0;
     gw_forked_rest();

@@ -24,6 +24,7 @@ enum {
     GW_NR_getpid = 39,
     GW_NR_execve = 59,
     GW_NR_exit = 60,
+    GW_NR_kill = 62,
     GW_NR_fcntl = 72,
     GW_NR_flock = 73,
     GW_NR_chdir = 80,

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use godwit_crossing::{Record, RecordError, Request, Rest};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 
 pub use restart::restart;
 
@@ -105,6 +108,14 @@ impl Tree {
         self.processes().into_iter().try_for_each(restart)
     }
 
+    /// Ends all processes, wherever they are. The first is left for whoever has started it to wait for.
+    pub fn kill(&self) {
+        for process in self.processes() {
+            // One that has ended meanwhile needs none.
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
+    }
+
     /// The processes that have not ended, oldest first.
     #[must_use]
     pub fn processes(&self) -> Vec<i32> {
@@ -135,6 +146,86 @@ pub fn ask(process: i32, signal: i32, request: Request) -> Result<()> {
     let is_gone = error.raw_os_error() == Some(libc::ESRCH);
     ensure!(result == 0 || is_gone, "cannot ask process {process}: {error}");
     Ok(())
+}
+
+/// Sends the signal as kill(2) does, which the kernel never refuses for a queue that is full: *go on*, without a number.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn ask_plainly(process: i32, signal: i32) -> Result<()> {
+    // SAFETY: the call takes numbers only.
+    let result = unsafe { libc::kill(process, signal) };
+    let error = io::Error::last_os_error();
+    ensure!(result == 0, "cannot ask process {process}: {error}");
+    Ok(())
+}
+
+/// Stops a child of this process as SIGSTOP does, and waits until it has stopped.
+///
+/// # Errors
+/// When it has ended, or is not a child.
+pub fn halt(process: i32) -> Result<()> {
+    kill(Pid::from_raw(process), Signal::SIGSTOP)?;
+    match waitpid(Pid::from_raw(process), Some(WaitPidFlag::WUNTRACED))? {
+        WaitStatus::Stopped(..) => Ok(()),
+        other => bail!("process {process} does not stop: {other:?}"),
+    }
+}
+
+/// Lets it run again.
+///
+/// # Errors
+/// When it has ended.
+pub fn proceed(process: i32) -> Result<()> {
+    Ok(kill(Pid::from_raw(process), Signal::SIGCONT)?)
+}
+
+/// Whether all threads of a process stand still, be its rest over or not: one that is to go on may not have noticed yet.
+///
+/// # Errors
+/// When it has ended.
+pub fn stands(process: i32) -> Result<bool> {
+    const RESTING: u64 = 48;
+    let mut word = [0; 4];
+    File::open(format!("/proc/{process}/mem"))?
+        .read_exact_at(&mut word, godwit_isa_plan::RECORD + RESTING)?;
+    Ok(u32::from_le_bytes(word) != 0)
+}
+
+/// Whether a signal waits that was sent to the process, or to a thread of it.
+///
+/// # Errors
+/// When it has ended.
+pub fn is_pending(process: i32, signal: i32) -> Result<bool> {
+    let mut pending = 0;
+    for thread in threads(process) {
+        let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status"))?;
+        let sets = status.lines().filter_map(|line| {
+            line.strip_prefix("ShdPnd:").or_else(|| line.strip_prefix("SigPnd:")).map(str::trim)
+        });
+        for set in sets {
+            pending |= u64::from_str_radix(set, 16)?;
+        }
+    }
+    Ok(pending >> (signal - 1) & 1 == 1)
+}
+
+/// Sets how many signals its user may have in queues as the kernel judges a signal to this process, and gives what it
+/// was.
+///
+/// # Errors
+/// When the process has ended, or is another user's.
+pub fn limit_queue(process: i32, signals: u64) -> Result<u64> {
+    let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel reads nothing and writes the limits to where there is room for them.
+    let read = unsafe { libc::prlimit(process, libc::RLIMIT_SIGPENDING, std::ptr::null(), &raw mut old) };
+    ensure!(read == 0, "no limit of process {process}: {}", io::Error::last_os_error());
+    let new = libc::rlimit { rlim_cur: signals, ..old };
+    // SAFETY: the kernel reads the limits, which are there, and writes nothing.
+    let set =
+        unsafe { libc::prlimit(process, libc::RLIMIT_SIGPENDING, &raw const new, std::ptr::null_mut()) };
+    ensure!(set == 0, "cannot limit process {process}: {}", io::Error::last_os_error());
+    Ok(old.rlim_cur)
 }
 
 /// What a process says about rest; nothing when it has ended.

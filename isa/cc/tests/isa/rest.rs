@@ -1,6 +1,8 @@
 //! Programs come to rest while they wait in every way there is, and go on: in place, and from the resume entry as after a
 //! restore. What they print is that of an undisturbed run.
 
+mod requests;
+
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -35,7 +37,8 @@ fn build_with(name: &str, options: &[&str]) -> (tempfile::TempDir, PathBuf) {
 /// A program that does a step for each line that it reads.
 struct Stepping {
     child: Child,
-    input: ChildStdin,
+    /// Nothing once it was told that this is all.
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     signal: i32,
 }
@@ -49,7 +52,7 @@ impl Stepping {
     fn start_by(command: &mut Command, signal: i32) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");
-        let input = child.stdin.take().expect("a pipe");
+        let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut started = Self { child, input, output, signal };
         started.expect("ready\n");
@@ -66,17 +69,31 @@ impl Stepping {
         assert_eq!(found, line);
     }
 
+    fn write(&mut self, bytes: &[u8]) {
+        self.input.as_mut().expect("a pipe").write_all(bytes).expect("it reads");
+    }
+
     fn step(&mut self, number: u32) {
-        self.input.write_all(b"\n").expect("it reads");
+        self.write(b"\n");
         self.expect(&format!("step {number}\n"));
     }
 
     fn finish(mut self) {
-        drop(self.input);
+        self.input = None;
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).expect("it prints");
         assert_eq!(rest, "all checks hold\n");
         assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+/// After a failure nothing of it stays, least of all at rest.
+impl Drop for Stepping {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.tree().kill();
+            let _ = self.child.wait();
+        }
     }
 }
 
@@ -117,7 +134,7 @@ fn take_steps(mut running: Stepping, ways: &[Way], steps: u32) {
         }
         // What comes meanwhile waits.
         if number % 2 == 0 {
-            running.input.write_all(b"\n").expect("it is not full");
+            running.write(b"\n");
             way.go_on(&tree);
             running.expect(&format!("step {number}\n"));
         } else {
@@ -163,7 +180,7 @@ fn a_parent_rests_while_the_child_of_its_vfork_has_executed_nothing() {
         assert_eq!(resting.len(), 2, "the parent and its child");
         way.go_on(&tree);
     }
-    running.input.write_all(b"x").expect("the child reads");
+    running.write(b"x");
     running.finish();
 }
 
@@ -190,7 +207,7 @@ fn a_request_that_is_taken_back_is_forgotten() {
         for request in requests {
             ask(process, Request::SIGNAL, request).expect("it is there");
         }
-        running.input.write_all(b"x").expect("the handler reads");
+        running.write(b"x");
         while running.child.try_wait().expect("it is ours").is_none() {
             let record = record(process).expect("it is godwit-cc's");
             assert_eq!(record.and_then(|record| record.rest), None, "it came to rest");
@@ -205,7 +222,7 @@ fn a_process_rests_once_the_handler_of_a_fault_is_over() {
     let mut running = Stepping::start(&program, &[]);
     let process = running.tree().root;
     ask(process, Request::SIGNAL, Request::Rest(1)).expect("it is there");
-    running.input.write_all(b"x").expect("the handler reads");
+    running.write(b"x");
     let tree = running.tree();
     let resting = tree.rest().expect("it comes to rest");
     assert_eq!(resting.len(), 1);
@@ -261,7 +278,7 @@ fn memory_that_is_damaged_is_not_gone_on_with() {
         restart(tree.root).expect("its threads run");
         // The child has the pipes as well.
         ask(processes[1], Request::SIGNAL, Request::GoOn(1)).expect("it is at rest");
-        drop(running.input);
+        running.input = None;
         let mut said = String::new();
         let mut errors = running.child.stderr.take().expect("a pipe");
         errors.read_to_string(&mut said).expect("it says why");

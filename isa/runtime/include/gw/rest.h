@@ -6,7 +6,8 @@
 
 // si_code of signal 58, queued by another process (rt_sigqueueinfo). No call of the program's can send it. Its value is
 // what is asked for, and the number of the rest above. Two threads may handle two requests in any order, so not the
-// order counts but the number: one that is over does not begin.
+// order counts but the number: one that is over does not begin. As kill sends it, signal 58 ends every rest that was
+// asked for.
 enum { GW_SI_REST = -58 };
 enum gw_rest_request { GW_REST_BEGIN = 1, GW_REST_END = 2 };
 #define GW_REST_NUMBER_SHIFT 2
