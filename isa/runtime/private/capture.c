@@ -20,6 +20,82 @@ static char *buffer_begin(const struct gw_thread *thread) {
     return (char *)gw_quarter_begin(thread->slot, GW_CONTINUATION);
 }
 
+// Behind a buffer that is full, frames are in memory of this kind, the outermost in the last one, each up to the
+// thread's continuation pointer. It is no part of what a state or a process at rest has, so it is there only from a
+// stop for a rest until that has failed, and the frames are taken back.
+struct gw_spill {
+    struct gw_spill *before;
+    char *continuation; // where the frames before this memory end
+    uint64_t size;
+};
+
+enum { PROT_READ_WRITE = 3, MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x4022 };
+
+static struct gw_spill **spill_of(const struct gw_thread *thread) { return &gw_native_threads[thread->slot].spill; }
+
+static uint64_t room_left(const struct gw_thread *thread) {
+    const struct gw_spill *spill = *spill_of(thread);
+    uint64_t end = spill ? (uint64_t)spill + spill->size : gw_quarter_end(thread->slot, GW_CONTINUATION);
+    return end - (uint64_t)thread->continuation;
+}
+
+static void make_room(struct gw_thread *thread, uint64_t needed) {
+    uint64_t size = gw_quarter_end(thread->slot, GW_CONTINUATION) - gw_quarter_begin(thread->slot, GW_CONTINUATION);
+    if (thread->state == GW_JUMPING && needed <= size) {
+        // Nobody wants what the frames between give up.
+        thread->continuation = buffer_begin(thread);
+        return;
+    }
+    // The guard behind the buffer would end the process as well, but say nothing.
+    if (!gw_may_fail())
+        gw_fail("the continuation buffer is full: the call chain is too deep to be captured", 0, 0);
+    size += (needed + sizeof(struct gw_spill) + GW_PAGE - 1) & -GW_PAGE;
+    long memory = gw_call(GW_NR_mmap, 0, (long)size, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS_NORESERVE, -1, 0);
+    if (gw_is_error(memory))
+        gw_fail("no memory for a call chain that is too deep to rest", 0, memory);
+    struct gw_spill *spill = (struct gw_spill *)memory;
+    *spill = (struct gw_spill){*spill_of(thread), thread->continuation, size};
+    *spill_of(thread) = spill;
+    thread->continuation = (char *)(spill + 1);
+}
+
+static void unmap(struct gw_spill *spill) {
+    long error = gw_call(GW_NR_munmap, (long)spill, (long)spill->size, 0, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot unmap frames", 0, error);
+}
+
+// Frees memory of that kind from which all frames have been taken back.
+static void leave_empty_spill(struct gw_thread *thread) {
+    struct gw_spill *spill = *spill_of(thread);
+    if (!spill || thread->continuation != (char *)(spill + 1))
+        return;
+    thread->continuation = spill->continuation;
+    *spill_of(thread) = spill->before;
+    unmap(spill);
+}
+
+// In the child of a fork, of a thread that is not there.
+void gw_drop_spill(uint32_t slot) {
+    struct gw_spill **spill = &gw_native_threads[slot].spill;
+    while (*spill) {
+        struct gw_spill *last = *spill;
+        *spill = last->before;
+        unmap(last);
+    }
+}
+
+// Of all frames that a thread has given up.
+uint64_t gw_frame_bytes(const struct gw_thread *thread) {
+    uint64_t bytes = 0;
+    const char *end = thread->continuation;
+    for (const struct gw_spill *spill = *spill_of(thread); spill; spill = spill->before) {
+        bytes += (uint64_t)(end - (const char *)(spill + 1));
+        end = spill->continuation;
+    }
+    return bytes + (uint64_t)(end - buffer_begin(thread));
+}
+
 // Part of the program: runs the handler of the signal that this thread holds.
 void __gw_deliver(void);
 
@@ -49,11 +125,10 @@ __attribute__((preserve_all)) void __gw_poll_slow(void) {
 // Makes room for a frame; the caller stores its values to the result and returns.
 __attribute__((preserve_all)) char *__gw_push(uint32_t site) {
     struct gw_thread *thread = gw_this_thread();
-    char *values = thread->continuation;
     uint64_t size = __gw_sites[site].size;
-    // The guard behind the buffer would end the process as well, but say nothing.
-    if (size + sizeof(struct trailer) > gw_quarter_end(thread->slot, GW_CONTINUATION) - (uintptr_t)values)
-        gw_fail("the continuation buffer is full: the call chain is too deep to be captured", 0, 0);
+    if (size + sizeof(struct trailer) > room_left(thread))
+        make_room(thread, size + sizeof(struct trailer));
+    char *values = thread->continuation;
     struct trailer *trailer = (struct trailer *)(values + size);
     trailer->site = site;
     trailer->mark = GW_TRAILER;
@@ -67,9 +142,10 @@ static void nothing(void) {}
 // Takes the outermost frame off the buffer; the clone that is returned finds it through the control block.
 void *__gw_next(void) {
     struct gw_thread *thread = gw_this_thread();
-    // Another set's frames may have been smaller.
-    if ((uintptr_t)__builtin_frame_address(0) < gw_quarter_begin(thread->slot, GW_NATIVE_STACK) + LEAST_STACK)
+    // Another set's frames may have been smaller, or those of the functions that these clones go on for.
+    if ((uintptr_t)__builtin_frame_address(0) < gw_native_stack_begin(thread->slot) + LEAST_STACK)
         gw_fail("the native stack is full: the call chain is too deep to go on with on this instruction set", 0, 0);
+    leave_empty_spill(thread);
     if (thread->continuation == buffer_begin(thread))
         return (void *)nothing;
     const struct trailer *trailer = (const struct trailer *)thread->continuation - 1;

@@ -49,9 +49,12 @@ static inline int gw_is_error(long result) { return (unsigned long)result >= (un
 
 // What is native about a thread of the program: gone after a capture.
 struct gw_native_thread {
-    uint32_t tid;            // the kernel's number; the kernel sets it to zero when the thread is gone
-    uint32_t resumed;        // no poll since the last stop
-    uint32_t live;           // takes part in a capture
+    uint32_t tid;     // the kernel's number; the kernel sets it to zero when the thread is gone
+    uint32_t resumed; // no poll since the last stop
+    uint32_t live;    // takes part in a capture
+    char *room;       // a larger native stack, of a thread that goes on with many frames; null: its slot's
+    uint64_t room_size;
+    struct gw_spill *spill;  // frames that its continuation buffer has no room for; null: none (capture.c)
     int (*function)(void *); // what it begins with; null if it goes on from a state
     void *argument;
 };
@@ -60,6 +63,8 @@ extern uint32_t gw_process; // the kernel's number
 
 // capture.c
 long gw_call_next(void *unused);
+uint64_t gw_frame_bytes(const struct gw_thread *thread);
+void gw_drop_spill(uint32_t slot);
 
 // start.c: runs a thread until its function returns, with the stops in between.
 long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *), void *argument);
@@ -79,6 +84,7 @@ void gw_on_request(int signal, void *information, void *context);
 void gw_hear_at_rest(const struct gw_signal_info *information);
 void gw_count_polls(struct gw_thread *thread);
 void gw_stop_world(struct gw_thread *thread);
+int gw_may_fail(void);
 void gw_park(struct gw_thread *thread);
 void gw_enter_world(struct gw_thread *thread);
 void gw_leave_world(struct gw_thread *thread);
@@ -93,6 +99,9 @@ void gw_start_loaded_threads(void);
 void gw_enter_restored_threads(void);
 void gw_begin_restored_thread(struct gw_thread *thread);
 void gw_wait_for_ended_threads(void);
+char *gw_make_room(const struct gw_thread *thread, char *stack_top);
+void gw_give_up_room(uint32_t slot);
+uint64_t gw_native_stack_begin(uint32_t slot);
 int gw_is_of_used_slot(uint64_t begin, uint64_t end);
 // The top of a thread's native stack is for the runtime: what runs while the thread is parked.
 #define GW_RUNTIME_STACK (64UL << 10)

@@ -174,9 +174,13 @@ static long call_main(void *argument) {
 
 long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *), void *argument) {
     for (;;) {
-        if (function == gw_call_next)
+        char *top = stack_top;
+        if (function == gw_call_next) {
             gw_set_fp_environment(thread->fp_environment);
-        long result = gw_on_stack(stack_top, function, argument);
+            top = gw_make_room(thread, stack_top);
+        }
+        long result = gw_on_stack(top, function, argument);
+        gw_give_up_room(thread->slot);
         if (thread->state == GW_JUMPING)
             gw_fail("longjmp to a function that has returned", 0, 0);
         if (thread->state == GW_RUNNING)

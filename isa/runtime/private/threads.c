@@ -55,11 +55,56 @@ static void wait_for_end(uint32_t slot) {
     }
 }
 
-// Threads that have left the world may still be on their way out of it.
+enum { MAP_PRIVATE_ANONYMOUS_NORESERVE = 0x4022, PROT_NONE = 0 };
+// From a sixteenth of the slot's native stack on, frames get room for sixteen times what they are: a clone's native
+// frame has its frame's values in it, and registers besides.
+enum { FEW_FRAMES = 16, TIMES_FRAMES = 16 };
+
+// The top of the native stack on which a thread takes its frames back. Those of clones may be larger than those of the
+// functions that they go on for, and another set's are, so a chain of calls that had fitted might fit no more. Where
+// the kernel has no memory left, the slot's stack has to do.
+char *gw_make_room(const struct gw_thread *thread, char *stack_top) {
+    struct gw_native_thread *native = &gw_native_threads[thread->slot];
+    uint64_t frames = gw_frame_bytes(thread);
+    uint64_t own = gw_slot_size(thread->slot) / 4;
+    if (frames <= own / FEW_FRAMES)
+        return stack_top;
+    uint64_t size = (own + frames * TIMES_FRAMES + GW_PAGE - 1) & -GW_PAGE;
+    long room = gw_call(GW_NR_mmap, 0, (long)size, PROT_READ_WRITE, MAP_PRIVATE_ANONYMOUS_NORESERVE, -1, 0);
+    if (gw_is_error(room))
+        return stack_top;
+    native->room = (char *)room;
+    native->room_size = size;
+    if (gw_call(GW_NR_mprotect, room, (long)GW_GUARD, PROT_NONE, 0, 0, 0) == 0)
+        return native->room + size;
+    gw_give_up_room(thread->slot);
+    return stack_top;
+}
+
+// When nothing runs on it.
+void gw_give_up_room(uint32_t slot) {
+    struct gw_native_thread *native = &gw_native_threads[slot];
+    if (!native->room)
+        return;
+    long error = gw_call(GW_NR_munmap, (long)native->room, (long)native->room_size, 0, 0, 0, 0);
+    if (error != 0)
+        gw_fail("cannot unmap a thread's native stack", 0, error);
+    native->room = 0;
+}
+
+// Of the stack that the slot's thread runs on.
+uint64_t gw_native_stack_begin(uint32_t slot) {
+    const char *room = gw_native_threads[slot].room;
+    return room ? (uint64_t)room + GW_GUARD : gw_quarter_begin(slot, GW_NATIVE_STACK);
+}
+
+// Threads that have left the world may still be on their way out of it. What they ended on is not needed any more.
 void gw_wait_for_ended_threads(void) {
     for (uint32_t slot = 0; slot < GW_SLOTS; slot++)
-        if (!gw_native_threads[slot].live)
+        if (!gw_native_threads[slot].live) {
             wait_for_end(slot);
+            gw_give_up_room(slot);
+        }
 }
 
 // Does this lie in a slot that is taken, and not in its native stack?
@@ -90,6 +135,7 @@ void *__gw_thread_new(void) {
     uint32_t generation = GW_TID_FIRST_GENERATION + __gw_threads.made++ % GW_TID_GENERATIONS;
     // A thread that has freed its slot itself takes no lock any more that this one holds.
     wait_for_end(slot);
+    gw_give_up_room(slot);
     gw_map_slot(slot);
     struct gw_thread *thread = gw_thread_of_slot(slot);
     thread->self = thread;
@@ -159,6 +205,7 @@ void __gw_thread_free(struct gw_thread *thread) {
     uint32_t slot = thread->slot;
     wait_for_end(slot);
     __gw_lock(&slots_lock);
+    gw_give_up_room(slot);
     unmap_slot(slot);
     __gw_threads.used[slot] = 0;
     __gw_unlock(&slots_lock);
@@ -272,6 +319,8 @@ void __gw_forked(void) {
         }
         // Also of one that was about to end: no kernel clears it here.
         gw_native_threads[slot].tid = 0;
+        gw_give_up_room(slot);
+        gw_drop_spill(slot);
     }
     gw_forked_world(thread);
     take_number_of_process(thread);

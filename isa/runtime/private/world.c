@@ -25,20 +25,21 @@ enum { WANTS_STATE = 1, WANTS_REST = 2 };
 
 static struct {
     uint32_t lock;
-    uint32_t live;      // threads that take part
-    uint32_t parked;    // of these
-    uint32_t emptied;   // of these, since all have parked: their pending signals are in the table
-    uint32_t stops;     // that are over
-    uint32_t bell;      // changes when parked threads have to look again
-    uint32_t slots;     // all live ones are below
-    uint32_t stopping;  // requests have been sent
-    uint32_t passed_on; // as one signal to the process, which each thread sends again when it parks
-    uint32_t left_out;  // the child of a fork: a state is of one process, so this one is not captured
-    uint32_t wanted;    // WANTS_…: a handler has seen a request that no stop has taken up yet
-    uint32_t for_rest;  // this stop is
-    uint64_t polls;     // counted since the last stop
-    uint64_t requested; // when the capture was asked for; 0: not
-    uint64_t rest_time; // when rest was; 0: not
+    uint32_t live;       // threads that take part
+    uint32_t parked;     // of these
+    uint32_t emptied;    // of these, since all have parked: their pending signals are in the table
+    uint32_t stops;      // that are over
+    uint32_t bell;       // changes when parked threads have to look again
+    uint32_t slots;      // all live ones are below
+    uint32_t stopping;   // requests have been sent
+    uint32_t passed_on;  // as one signal to the process, which each thread sends again when it parks
+    uint32_t left_out;   // the child of a fork: a state is of one process, so this one is not captured
+    uint32_t wanted;     // WANTS_…: a handler has seen a request that no stop has taken up yet
+    uint32_t for_rest;   // this stop is
+    uint32_t has_failed; // the rest: a thread has more frames than its buffer holds
+    uint64_t polls;      // counted since the last stop
+    uint64_t requested;  // when the capture was asked for; 0: not
+    uint64_t rest_time;  // when rest was; 0: not
 } world;
 
 static uint32_t lasting_request(void) { return gw_settings.polls != 0 && !world.left_out ? GW_REQUEST_COUNT : 0; }
@@ -185,6 +186,14 @@ void gw_stop_world(struct gw_thread *thread) {
     __gw_unlock(&world.lock);
 }
 
+// By a thread on its way to park, which cannot give up its frames: may the stop come to nothing? Then it will.
+int gw_may_fail(void) {
+    if (!world.for_rest)
+        return 0;
+    __atomic_store_n(&world.has_failed, 1, __ATOMIC_SEQ_CST);
+    return 1;
+}
+
 // Polls are counted over all threads; those between the request and the park do not count. Where there are several, nor
 // does a thread's first one behind a stop: threads that wait have to come back to their kernel calls, or they would
 // stop the world among themselves at each poll of that way, and the one they wait for would hardly get on.
@@ -209,6 +218,10 @@ static void ring(void) {
 
 // With the lock. All signals are blocked, in all threads.
 static void rest(void) {
+    // Whoever asked sees by `over` that it will not come.
+    if (world.has_failed && gw_is_rest_wanted())
+        gw_take_rest_back();
+    world.has_failed = 0;
     if (gw_is_rest_wanted())
         gw_stand_still(world.live, world.rest_time);
     world.rest_time = 0;

@@ -229,3 +229,28 @@ fn a_process_whose_queue_of_signals_is_full_rests_and_goes_on() {
     running.tree().go_on().expect("it goes on");
     running.finish();
 }
+
+/// Nothing of a process is lost to a rest that its stacks have no room for: at the bottom of chains of calls whose clones
+/// need more native stack than a slot has, and then more frames than its continuation buffer.
+#[test]
+fn a_chain_of_calls_that_is_too_deep_for_a_rest_outlives_it() {
+    // 64 bytes of a native stack of 16 MiB for each; those of clones are larger.
+    const DEEP: &str = "250000";
+    let (_directory, program) = build("deep");
+    let mut running = Stepping::start(&program, &[DEEP]);
+    let tree = running.tree();
+    tree.rest().expect("it comes to rest");
+    tree.go_on().expect("it goes on");
+    running.step(1);
+    tree.rest().expect("it comes to rest");
+    tree.restart().expect("it goes on");
+    running.step(2);
+    running.write(b"d");
+    running.expect("ready\n");
+    for number in 1..=3 {
+        ask(tree.root, Request::SIGNAL, Request::Rest(number)).expect("it is there");
+        settles(tree.root, Known { begun: number, over: number }, "it takes the rest back");
+        running.step(2 + number);
+    }
+    running.finish();
+}
