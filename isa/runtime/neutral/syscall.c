@@ -53,9 +53,16 @@ NOSUSPEND static long issue(long nr, long a, long b, long c, long d, long e, lon
         return gw_clock_gettime((int)a, (struct gw_time *)b);
     case NR_clone:
         result = gw_own_call(nr, a, b, c, d, e, f);
-        if (result == 0)
+        if (result == 0) {
             gw_signals_forked();
+            gw_processes_forked();
+        }
         return result;
+    case NR_close:
+    case NR_dup3:
+    case NR_close_range:
+    case NR_fcntl:
+        return gw_meets_held_end(nr, a, b, c) ? gw_beside_held_end(nr, a, b, c) : gw_own_call(nr, a, b, c, d, e, f);
     default:
         return gw_is_memory_call(nr) ? gw_memory_call(nr, a, b, c, d, e, f) : gw_own_call(nr, a, b, c, d, e, f);
     }
@@ -83,7 +90,7 @@ static inline long perform(volatile int *cancel, long nr, long a, long b, long c
 
 long __gw_syscall(long nr, long a, long b, long c, long d, long e, long f) {
     if (nr == NR_clone && gw_is_vfork(a, b))
-        return gw_vfork(a);
+        return gw_vfork(a, (long *)c);
     return gw_is_wait(nr) ? gw_waiting_call(0, nr, a, b, c, d, e, f) : perform(0, nr, a, b, c, d, e, f);
 }
 
