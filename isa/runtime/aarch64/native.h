@@ -45,7 +45,6 @@ enum {
     GW_NR_execve = 221,
     GW_NR_mmap = 222,
     GW_NR_mprotect = 226,
-    GW_NR_msync = 227,
     GW_NR_madvise = 233,
     GW_NR_rt_tgsigqueueinfo = 240,
     GW_NR_kcmp = 272,

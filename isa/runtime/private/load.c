@@ -249,6 +249,7 @@ static void check_threads(const struct state *s) {
     }
     if (parked == 0 || __gw_threads.process == 0 || __gw_threads.process >= GW_TID_FIRST_GENERATION << GW_TID_SLOT_BITS)
         refuse(s, "the state file has no thread to go on with:");
+    refuse_if(s, gw_unsound_numbers());
     refuse_if(s, gw_unsound_signals());
 }
 

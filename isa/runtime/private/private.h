@@ -122,6 +122,7 @@ long gw_map_past_end(uint64_t address, uint64_t length, uint32_t protection);
 // first the table, then each section that maps memory, then the rest.
 typedef int gw_has_memory(const void *state, uint64_t begin, uint64_t length);
 const char *gw_unsound_slot(uint32_t slot, gw_has_memory *has, const void *state);
+const char *gw_unsound_numbers(void);
 const char *gw_unsound_signals(void);
 const char *gw_unsound_mappings(gw_has_memory *has, const void *state);
 const char *gw_unsound_section(const struct gw_state_section *section);
@@ -198,6 +199,7 @@ struct gw_file {
     int deleted;
 };
 long gw_look_at(int number, struct gw_file *file);
+long gw_count_threads(void);
 long gw_status_flags(int number);
 #define GW_NUMBER_PATH 48
 void gw_number_path(char *path, const char *directory, uint32_t number);

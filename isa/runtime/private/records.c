@@ -79,6 +79,17 @@ const char *gw_unsound_slot(uint32_t slot, gw_has_memory *has, const void *state
     return has_frames ? unsound_thread(thread, has, state) : 0;
 }
 
+// Of all that have been looked at: one thread at most has the process's number.
+const char *gw_unsound_numbers(void) {
+    uint32_t main_threads = 0;
+    for (uint32_t slot = 0; slot < GW_SLOTS; slot++) {
+        const struct gw_thread *thread = gw_thread_of_slot(slot);
+        if (__gw_threads.used[slot] && thread->state == GW_RUNNING && thread->tid == __gw_threads.process)
+            main_threads++;
+    }
+    return main_threads > 1 ? damaged_thread : 0;
+}
+
 static int is_sound_action(int signal, const struct gw_action *action) {
     if (action->known == 0)
         return 1;
@@ -108,6 +119,17 @@ static int is_sound_pending(const struct gw_pending *pending) {
                                          gw_thread_of_slot((uint32_t)pending->slot)->state == GW_RUNNING);
 }
 
+// It is deleted when the rest is over, so it must be none of the program's.
+static int is_sound_rest_timer(const struct gw_signal_table *table) {
+    uint64_t number = table->rest_timer - 1;
+    if (table->rest_timer == 0)
+        return 1;
+    for (int i = 0; i < GW_TIMERS; i++)
+        if (table->timers[i].used == MADE && (uint64_t)(uint32_t)table->timers[i].kernel_number == number)
+            return 0;
+    return number <= INT32_MAX;
+}
+
 const char *gw_unsound_signals(void) {
     const struct gw_signal_table *table = &__gw_signal_table;
     if (table->pending_count > GW_PENDING)
@@ -121,7 +143,7 @@ const char *gw_unsound_signals(void) {
     for (uint32_t i = 0; i < table->pending_count; i++)
         if (!is_sound_pending(&table->pending[i]))
             return damaged_signals;
-    return 0;
+    return is_sound_rest_timer(table) ? 0 : damaged_signals;
 }
 
 static const struct gw_mapping *const mappings = (const struct gw_mapping *)GW_MAP_TABLE;

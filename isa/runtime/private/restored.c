@@ -7,8 +7,6 @@
 //        → each takes its frames back
 #include "private.h"
 
-enum { MS_ASYNC = 1 };
-
 static uint32_t begun; // 0; 1: a thread builds what is private; 2: it is there
 static const char came[] = "memory that was restored";
 
@@ -17,6 +15,12 @@ _Noreturn void gw_restored(void);
 static void refuse_if(const char *why) {
     if (why)
         gw_fail(why, came, 0);
+}
+
+// Can it be read and written? The kernel adds zero to a word of the page, and says where it cannot.
+static int is_accessible(uint64_t page) {
+    const long add_zero = 1L << 28;
+    return gw_call(GW_NR_futex, (long)page, GW_FUTEX_WAKE_OP | GW_FUTEX_PRIVATE, 0, 0, (long)page, add_zero) >= 0;
 }
 
 // Is this the program's memory, and there? A native stack is not the program's.
@@ -28,26 +32,38 @@ static int has_memory(const void *unused, uint64_t begin, uint64_t length) {
     int is_given_out = (begin >= GW_HEAP_BEGIN && end <= GW_HEAP_END) || (begin >= GW_MAP_TABLE && end <= GW_MAP_END);
     if (end < begin)
         return 0;
-    if (is_data)
-        return 1;
-    if (!is_given_out && !gw_is_of_used_slot(begin, end))
+    if (!is_data && !is_given_out && !gw_is_of_used_slot(begin, end))
         return 0;
-    return gw_call(GW_NR_msync, (long)first, (long)(end - first), MS_ASYNC, 0, 0, 0) == 0;
+    for (uint64_t page = first; page < end; page += GW_PAGE)
+        if (!is_accessible(page))
+            return 0;
+    return 1;
 }
 
 static void check_records(void) {
     uint32_t running = 0;
+    int has_main = 0;
     refuse_if(gw_unsound_mappings(has_memory, 0));
     for (uint32_t slot = 0; slot < GW_SLOTS; slot++) {
         if (!__gw_threads.used[slot])
             continue;
         refuse_if(gw_unsound_slot(slot, has_memory, 0));
-        running += gw_thread_of_slot(slot)->state == GW_RUNNING;
+        const struct gw_thread *thread = gw_thread_of_slot(slot);
+        uint64_t frames = gw_quarter_begin(slot, GW_CONTINUATION);
+        if (!has_memory(0, frames, (uint64_t)thread->continuation - frames))
+            refuse_if("the state's frames are not all there:");
+        running += thread->state == GW_RUNNING;
+        has_main |= thread->state == GW_RUNNING && thread->tid == __gw_threads.process;
     }
     if (running == 0 || __gw_threads.process == 0 ||
         __gw_threads.process >= GW_TID_FIRST_GENERATION << GW_TID_SLOT_BITS)
         refuse_if("the state has no thread to go on with:");
+    refuse_if(gw_unsound_numbers());
     refuse_if(gw_unsound_signals());
+    // All are there before one of them runs. A main thread that has ended is there as a zombie.
+    long threads = gw_count_threads();
+    if (threads >= 0 && threads < (long)running + !has_main)
+        gw_fail("a thread that the program has was not restored", 0, 0);
 }
 
 // A request that came again when the process was at rest already may have been restored with what else was pending. It

@@ -357,6 +357,9 @@ void gw_begin_restored_thread(struct gw_thread *thread) {
     struct gw_native_thread *native = &gw_native_threads[thread->slot];
     uint32_t none = 0;
     uint32_t tid = (uint32_t)gw_call(GW_NR_gettid, 0, 0, 0, 0, 0, 0);
+    // The kernel's main thread is the program's.
+    if ((tid == gw_process) != (thread->tid == __gw_threads.process))
+        gw_fail("a thread was restored as another one", 0, 0);
     if (!native->live || !__atomic_compare_exchange_n(&native->tid, &none, tid, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         gw_fail(why, 0, 0);
     (void)gw_call(GW_NR_set_tid_address, (long)&native->tid, 0, 0, 0, 0, 0);

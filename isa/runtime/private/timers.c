@@ -153,6 +153,8 @@ void gw_add_rest_time(void) {
     long error = number == 0 ? 0 : gw_call(GW_NR_timer_gettime, (long)number - 1, (long)left, 0, 0, 0, 0);
     if (error != 0)
         gw_fail("cannot read the timer of a rest", 0, error);
+    if ((left[0] | left[1]) != 0 || left[2] > REST_SECONDS || (left[2] == REST_SECONDS && left[3] != 0))
+        gw_fail("the timer of a rest is not as the rest has set it", 0, 0);
     uint64_t elapsed = REST_SECONDS * 1000000000UL - (left[2] * 1000000000UL + left[3]);
     for (int i = 0; i < 2; i++)
         __gw_signal_table.clock_ahead[i] += (int64_t)elapsed;

@@ -18,7 +18,6 @@ enum {
     GW_NR_pread64 = 17,
     GW_NR_pwrite64 = 18,
     GW_NR_sched_yield = 24,
-    GW_NR_msync = 26,
     GW_NR_madvise = 28,
     GW_NR_setitimer = 38,
     GW_NR_getpid = 39,

@@ -251,38 +251,93 @@ fn a_request_that_meets_an_exec_ends_no_program() {
 /// Bytes at an offset of a control block.
 type Change<'a> = (u64, &'a [u8]);
 
+// Offsets in a control block.
+const REQUEST: u64 = 8;
+const STATE: u64 = 12;
+const CONTINUATION: u64 = 24;
+const NUMBER: u64 = 80;
+
+const DAMAGED_THREAD: &str = "the state's thread is damaged";
+const DAMAGED_SIGNALS: &str = "the state's signals are damaged";
+
+/// Changes the memory of a process at rest, has it go on from the resume entry, and expects that it refuses to.
+fn refuses(program: &Path, arguments: &[&str], changes: impl FnOnce(i32) -> Vec<(u64, Vec<u8>)>, why: &str) {
+    let mut running = Stepping::start(program, arguments);
+    let tree = running.tree();
+    let processes: Vec<i32> = tree.rest().expect("all come to rest").iter().map(|one| one.0).collect();
+    let path = format!("/proc/{}/mem", tree.root);
+    let memory = OpenOptions::new().write(true).open(path).expect("it is ours");
+    for (address, bytes) in changes(tree.root) {
+        memory.write_all_at(&bytes, address).expect("it is there");
+    }
+    restart(tree.root).expect("its threads run");
+    // A child has the pipes as well.
+    for child in &processes[1..] {
+        ask(*child, Request::SIGNAL, Request::GoOn(1)).expect("it is at rest");
+    }
+    running.input = None;
+    let mut said = String::new();
+    let mut errors = running.child.stderr.take().expect("a pipe");
+    errors.read_to_string(&mut said).expect("it says why");
+    assert_eq!(running.child.wait().expect("it ends").code(), Some(125), "{said}");
+    assert!(said.contains(why), "{said}");
+}
+
+/// The address behind the last byte of a variable.
+fn end_of(program: &Path, name: &str) -> u64 {
+    let mut file = program.as_os_str().to_owned();
+    file.push(".");
+    file.push(NATIVE);
+    let symbols = succeed(Command::new("llvm-nm-19").arg("--print-size").arg(file));
+    let line = symbols.lines().find(|line| line.ends_with(&format!(" {name}"))).expect("a symbol");
+    let mut words = line.split(' ').map(|word| u64::from_str_radix(word, 16));
+    let mut word = || words.next().expect("a word").expect("a number");
+    word() + word()
+}
+
+#[test]
+fn threads_that_do_not_fit_the_memory_do_not_go_on() {
+    let (_directory, program) = build("steps");
+    let of_slot = |number| Slot::new(number).expect("of the plan");
+    let first = of_slot(1);
+    // As if the thread that has ended had not.
+    let frames = (first.quarter(Quarter::Continuation).start + 16).to_le_bytes().to_vec();
+    let lives = move |_| {
+        vec![(first.control_block() + STATE, vec![0; 4]), (first.control_block() + CONTINUATION, frames)]
+    };
+    refuses(&program, &["ended"], lives, "a thread that the program has was not restored");
+    let second_main =
+        |process: i32| vec![(of_slot(1).control_block() + NUMBER, process.to_le_bytes().to_vec())];
+    refuses(&program, &["threads"], second_main, DAMAGED_THREAD);
+}
+
+#[test]
+fn memory_that_cannot_be_accessed_is_not_gone_on_with() {
+    let (_directory, program) = build("steps");
+    refuses(&program, &["closed"], |_| Vec::new(), DAMAGED_THREAD);
+}
+
+#[test]
+fn a_timer_of_the_programs_is_not_taken_for_that_of_a_rest() {
+    let (_directory, program) = build("rest");
+    // The first timer of a process has the kernel's number 0; here 1 more.
+    let timer = end_of(&program, "__gw_signal_table") - 8;
+    refuses(&program, &[], |_| vec![(timer, 1_u64.to_le_bytes().to_vec())], DAMAGED_SIGNALS);
+    refuses(&program, &[], |_| vec![(timer, u64::MAX.to_le_bytes().to_vec())], DAMAGED_SIGNALS);
+}
+
 #[test]
 fn memory_that_is_damaged_is_not_gone_on_with() {
-    // Offsets in the control block of the main thread.
-    const REQUEST: u64 = 8;
-    const STATE: u64 = 12;
-    const CONTINUATION: u64 = 24;
     let empty = Slot::MAIN.quarter(Quarter::Continuation).start.to_le_bytes();
-    let thread = "the state's thread is damaged";
     let (_directory, program) = build("processes");
     let refused: [(&[Change<'_>], &str); 3] = [
-        (&[(REQUEST, &[1])], thread),
-        (&[(CONTINUATION, &[0x70, 0, 0, 0, 0, 0, 0, 0])], thread),
+        (&[(REQUEST, &[1])], DAMAGED_THREAD),
+        (&[(CONTINUATION, &[0x70, 0, 0, 0, 0, 0, 0, 0])], DAMAGED_THREAD),
         // As a slot is whose thread has ended.
         (&[(CONTINUATION, &empty), (STATE, &[3])], "the state has no thread to go on with"),
     ];
     for (changes, why) in refused {
-        let mut running = Stepping::start(&program, &["held"]);
-        let tree = running.tree();
-        let processes: Vec<i32> = tree.rest().expect("both come to rest").iter().map(|one| one.0).collect();
-        let path = format!("/proc/{}/mem", tree.root);
-        let memory = OpenOptions::new().write(true).open(path).expect("it is ours");
-        for (offset, bytes) in changes {
-            memory.write_all_at(bytes, Slot::MAIN.control_block() + offset).expect("it is there");
-        }
-        restart(tree.root).expect("its threads run");
-        // The child has the pipes as well.
-        ask(processes[1], Request::SIGNAL, Request::GoOn(1)).expect("it is at rest");
-        running.input = None;
-        let mut said = String::new();
-        let mut errors = running.child.stderr.take().expect("a pipe");
-        errors.read_to_string(&mut said).expect("it says why");
-        assert_eq!(running.child.wait().expect("it ends").code(), Some(125), "{said}");
-        assert!(said.contains(why), "{said}");
+        let of_main = |change: &Change<'_>| (Slot::MAIN.control_block() + change.0, change.1.to_vec());
+        refuses(&program, &["held"], |_| changes.iter().map(of_main).collect(), why);
     }
 }

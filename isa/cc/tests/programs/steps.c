@@ -2,13 +2,17 @@
  *
  *     threads   three threads that compute or wait
  *     forks     child after child, each of which waits for the next one
- *     starts    thread after thread, each of which waits for the next one */
+ *     starts    thread after thread, each of which waits for the next one
+ *     ended     none, but one that has ended and is not joined
+ *     closed    none, but memory where the kernel would say that the main thread has ended is not accessible */
 #define _GNU_SOURCE
 #include "check.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -85,6 +89,14 @@ static void *start_on(void *unused)
     }
 }
 
+static atomic_int number_of_ended;
+
+static void *end(void *unused)
+{
+    number_of_ended = gettid();
+    return unused;
+}
+
 int main(int count, char **arguments)
 {
     const char *mode = count > 1 ? arguments[1] : "";
@@ -100,8 +112,17 @@ int main(int count, char **arguments)
         functions[0] = fork_on, functions[1] = compute;
     else if (!strcmp(mode, "starts"))
         functions[0] = start_on, functions[1] = compute;
+    else if (!strcmp(mode, "ended"))
+        functions[0] = end;
+    else if (!strcmp(mode, "closed")) {
+        char *page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(page != MAP_FAILED && syscall(SYS_set_tid_address, page) == getpid() && !mprotect(page, 4096, PROT_NONE));
+    }
     for (int i = 0; i < 3; i++)
         CHECK(!functions[i] || !pthread_create(&threads[i], 0, functions[i], 0));
+    if (functions[0] == end)
+        while (!number_of_ended || !syscall(SYS_tkill, number_of_ended, 0))
+            sched_yield();
     printf("ready\n");
     fflush(stdout);
     for (ssize_t got; (got = read(0, line, sizeof line)) > 0;)

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt as _;
 use anyhow::{Context as _, Result, bail, ensure};
 use godwit_crossing::{Contents, Executable, Fate, Start, starts};
 use godwit_isa_plan::PAGE;
+use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options, regset};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -39,8 +40,18 @@ pub fn restart(process: i32) -> Result<()> {
     for (thread, start) in threads.iter().zip(starts) {
         set_registers(*thread, &start)?;
     }
-    for thread in threads {
-        ptrace::detach(thread, None)?;
+    threads.into_iter().try_for_each(|thread| let_go(thread, process))
+}
+
+/// Lets a thread run; or takes note of its end, if one that ran before has ended the process. The process itself is left
+/// to whoever has started it.
+fn let_go(thread: Pid, process: i32) -> Result<()> {
+    match ptrace::detach(thread, None) {
+        Err(Errno::ESRCH) if thread.as_raw() != process => {
+            waitpid(thread, Some(WaitPidFlag::__WALL)).map(drop)?
+        }
+        Ok(()) | Err(Errno::ESRCH) => {}
+        Err(error) => return Err(error.into()),
     }
     Ok(())
 }
