@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -135,17 +137,43 @@ impl Tree {
 /// # Errors
 /// When the kernel refuses it.
 pub fn ask(process: i32, signal: i32, request: Request) -> Result<()> {
+    let result = queue(process, signal, request);
+    let error = io::Error::last_os_error();
+    let is_gone = error.raw_os_error() == Some(libc::ESRCH);
+    ensure!(result == 0 || is_gone, "cannot ask process {process}: {error}");
+    Ok(())
+}
+
+/// Has a command ask for its first rest before it executes its program, which hears it as soon as it listens.
+pub fn asked_at_begin(command: &mut Command) -> &mut Command {
+    let ask = || {
+        // Until the program takes it down: before, it would end the process.
+        // SAFETY: the set is an integer array only, and is filled before it is read.
+        let blocked = unsafe {
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, Request::SIGNAL);
+            libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())
+        };
+        // SAFETY: the call takes nothing.
+        let own = unsafe { libc::getpid() };
+        if blocked == 0 && queue(own, Request::SIGNAL, Request::Rest(1)) == 0 {
+            return Ok(());
+        }
+        Err(io::Error::last_os_error())
+    };
+    // SAFETY: between fork and exec the closure makes system calls only, and allocates nothing.
+    unsafe { command.pre_exec(ask) }
+}
+
+fn queue(process: i32, signal: i32, request: Request) -> libc::c_long {
     let mut information = [0_u8; 128];
     let mut put = |at: usize, word: [u8; 4]| information[at..at + 4].copy_from_slice(&word);
     put(0, signal.to_ne_bytes());
     put(8, Request::CODE.to_ne_bytes());
     put(24, request.value().to_ne_bytes());
     // SAFETY: the kernel reads a siginfo_t, 128 bytes, which are there, and writes nothing.
-    let result = unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, process, signal, information.as_ptr()) };
-    let error = io::Error::last_os_error();
-    let is_gone = error.raw_os_error() == Some(libc::ESRCH);
-    ensure!(result == 0 || is_gone, "cannot ask process {process}: {error}");
-    Ok(())
+    unsafe { libc::syscall(libc::SYS_rt_sigqueueinfo, process, signal, information.as_ptr()) }
 }
 
 /// Sends the signal as kill(2) does, which the kernel never refuses for a queue that is full: *go on*, without a number.
