@@ -256,6 +256,9 @@ pub struct ContainerConfig {
     pub workdir: PathBuf,
     /// How its processes are held.
     pub confinement: Confinement,
+    /// Whether its processes may go on under executables of another instruction set.
+    #[serde(default)]
+    pub crosses: bool,
     /// The engine of others that keeps it, if one does: what is said here of its definition is what godwit knows of it then.
     pub kept: Option<Kept>,
     /// The DNS server of its network on this node, if that has one: it knows the names of services there.

@@ -156,28 +156,70 @@ const OPERATORS: &[&str] = &[
 const FLAGS: &[&str] =
     &["SECCOMP_FILTER_FLAG_TSYNC", "SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW"];
 
-/// This machine's architecture as libseccomp names it, the older ones whose programs its kernel runs as
-/// well, and as Go names it.
-fn machine() -> (&'static str, &'static [&'static str], &'static str) {
+/// A machine's architecture.
+#[derive(Debug, Clone, Copy)]
+struct Machine {
+    /// As libseccomp names it.
+    native: &'static str,
+    /// The older ones whose programs its kernel runs as well.
+    older: &'static [&'static str],
+    /// As Go names it.
+    name: &'static str,
+}
+
+const X86_64: Machine =
+    Machine { native: "SCMP_ARCH_X86_64", older: &["SCMP_ARCH_X86", "SCMP_ARCH_X32"], name: "amd64" };
+const AARCH64: Machine = Machine { native: "SCMP_ARCH_AARCH64", older: &["SCMP_ARCH_ARM"], name: "arm64" };
+const RISCV64: Machine = Machine { native: "SCMP_ARCH_RISCV64", older: &[], name: "riscv64" };
+
+/// The machines for which a filter is made: this one, and where processes change their instruction set those of all sets, so
+/// that the filter that the kernel keeps with them stays right.
+fn machines(crosses: bool) -> &'static [Machine] {
     match std::env::consts::ARCH {
-        "aarch64" => ("SCMP_ARCH_AARCH64", &["SCMP_ARCH_ARM"], "arm64"),
-        "riscv64" => ("SCMP_ARCH_RISCV64", &[], "riscv64"),
-        _ => ("SCMP_ARCH_X86_64", &["SCMP_ARCH_X86", "SCMP_ARCH_X32"], "amd64"),
+        "riscv64" => &[RISCV64],
+        "aarch64" if crosses => &[AARCH64, X86_64],
+        "aarch64" => &[AARCH64],
+        _ if crosses => &[X86_64, AARCH64],
+        _ => &[X86_64],
     }
 }
 
 impl Seccomp {
-    /// The `linux.seccomp` for a container with these capabilities on this machine; none without a filter.
-    pub fn filter(&self, capabilities: &[String]) -> Result<Option<Value>, ProfileError> {
+    /// The `linux.seccomp` for a container with these capabilities on this machine, and where it `crosses` on those of
+    /// other instruction sets; none without a filter.
+    pub fn filter(&self, capabilities: &[String], crosses: bool) -> Result<Option<Value>, ProfileError> {
+        let machines = machines(crosses);
         match self {
-            Self::Default => Ok(Some(default::filter(capabilities))),
+            Self::Default => Ok(Some(default::filter(capabilities, machines))),
             Self::Unconfined => Ok(None),
-            Self::Profile(text) => Ok(Some(Profile::parse(text)?.filter(capabilities))),
+            Self::Profile(text) => Ok(Some(Profile::parse(text)?.filter(capabilities, machines))),
         }
     }
 }
 
 impl Profile {
+    /// Those that it names of a machine, which has its own in any case.
+    fn architectures_of(&self, machine: &Machine) -> BTreeSet<&str> {
+        let Machine { native, older, .. } = machine;
+        match (&self.arch_map, &self.architectures) {
+            (Some(map), _) => map
+                .iter()
+                .filter(|entry| entry.architecture == *native)
+                .flat_map(|entry| entry.sub_architectures.iter().flatten())
+                .map(String::as_str)
+                .chain([*native])
+                .collect(),
+            (None, Some(named)) => named
+                .iter()
+                .map(String::as_str)
+                // A profile may name the architectures of several machines.
+                .filter(|name| name == native || older.contains(name))
+                .chain([*native])
+                .collect(),
+            (None, None) => BTreeSet::from([*native]),
+        }
+    }
+
     /// Reads a profile; all that a container could fail to start for later is checked here.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
         if text.len() > MAX_PROFILE {
@@ -211,26 +253,10 @@ impl Profile {
         Ok(profile)
     }
 
-    fn filter(&self, capabilities: &[String]) -> Value {
-        let (native, older, _) = machine();
-        let architectures: BTreeSet<&str> = match (&self.arch_map, &self.architectures) {
-            (Some(map), _) => map
-                .iter()
-                .filter(|entry| entry.architecture == native)
-                .flat_map(|entry| entry.sub_architectures.iter().flatten())
-                .map(String::as_str)
-                .chain([native])
-                .collect(),
-            (None, Some(named)) => named
-                .iter()
-                .map(String::as_str)
-                // A profile may name the architectures of several machines.
-                .filter(|name| *name == native || older.contains(name))
-                .chain([native])
-                .collect(),
-            (None, None) => BTreeSet::from([native]),
-        };
-        let rules = self.syscalls.iter().flatten().filter(|rule| rule.is_for(capabilities));
+    fn filter(&self, capabilities: &[String], machines: &[Machine]) -> Value {
+        let architectures: BTreeSet<&str> =
+            machines.iter().flat_map(|machine| self.architectures_of(machine)).collect();
+        let rules = self.syscalls.iter().flatten().filter(|rule| rule.is_for(capabilities, machines));
         let mut filter = json!({
             "defaultAction": self.default_action,
             "architectures": architectures,
@@ -251,25 +277,23 @@ impl Rule {
         self.names.iter().chain(&self.name).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// A rule includes when it names something that the container has, and excludes in the same way.
-    fn is_for(&self, capabilities: &[String]) -> bool {
-        let (_, _, machine) = machine();
+    /// A rule includes when it names something that the container has, or one of its machines, and excludes when it names
+    /// such a thing, or all of them.
+    fn is_for(&self, capabilities: &[String], machines: &[Machine]) -> bool {
         let holds = |names: &Option<Vec<String>>| {
             names
                 .as_ref()
                 .filter(|names| !names.is_empty())
                 .map(|names| names.iter().any(|name| capabilities.contains(name)))
         };
-        let runs = |names: &Option<Vec<String>>| {
-            names
-                .as_ref()
-                .filter(|names| !names.is_empty())
-                .map(|names| names.iter().any(|name| name == machine))
+        let names = |names: &Option<Vec<String>>, machine: &Machine| {
+            names.as_ref().is_some_and(|names| names.iter().any(|name| name == machine.name))
         };
+        let is_of_any = self.includes.arches.as_ref().is_none_or(Vec::is_empty);
         holds(&self.includes.caps).unwrap_or(true)
-            && runs(&self.includes.arches).unwrap_or(true)
+            && (is_of_any || machines.iter().any(|machine| names(&self.includes.arches, machine)))
             && !holds(&self.excludes.caps).unwrap_or(false)
-            && !runs(&self.excludes.arches).unwrap_or(false)
+            && !machines.iter().all(|machine| names(&self.excludes.arches, machine))
     }
 
     fn json(&self) -> Value {
@@ -323,17 +347,42 @@ mod tests {
             {"name":"read","action":"SCMP_ACT_ALLOW","args":null},
             {"names":["s390_sthyi"],"action":"SCMP_ACT_ALLOW","includes":{"arches":["s390x"]}}]}"#;
         let profile = Profile::parse(text).unwrap();
-        let without = profile.filter(&[]);
+        let without = profile.filter(&[], machines(false));
         assert_eq!(names(&without, "SCMP_ACT_ALLOW"), ["read"]);
         assert_eq!(names(&without, "SCMP_ACT_ERRNO"), ["chroot"]);
         assert_eq!(
             (&without["defaultErrnoRet"], &without["syscalls"][0]["errnoRet"]),
             (&json!(38), &json!(1))
         );
-        let with = profile.filter(&["CAP_BPF".into(), "CAP_SYS_CHROOT".into()]);
+        let with = profile.filter(&["CAP_BPF".into(), "CAP_SYS_CHROOT".into()], machines(false));
         assert_eq!(names(&with, "SCMP_ACT_ALLOW"), ["bpf", "read"]);
         assert!(names(&with, "SCMP_ACT_ERRNO").is_empty());
         assert_eq!(with["architectures"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn where_processes_change_their_instruction_set_the_filter_is_for_both() {
+        let text = r#"{"defaultAction":"SCMP_ACT_ERRNO","archMap":[
+            {"architecture":"SCMP_ARCH_X86_64","subArchitectures":["SCMP_ARCH_X86"]},
+            {"architecture":"SCMP_ARCH_AARCH64","subArchitectures":["SCMP_ARCH_ARM"]}],
+            "syscalls":[
+            {"names":["arch_prctl"],"action":"SCMP_ACT_ALLOW","includes":{"arches":["amd64"]}},
+            {"names":["sync_file_range2"],"action":"SCMP_ACT_ALLOW","includes":{"arches":["arm64"]}},
+            {"names":["s390_sthyi"],"action":"SCMP_ACT_ALLOW","includes":{"arches":["s390x"]}},
+            {"names":["one"],"action":"SCMP_ACT_ALLOW","excludes":{"arches":["amd64"]}},
+            {"names":["none"],"action":"SCMP_ACT_ALLOW","excludes":{"arches":["amd64","arm64"]}}]}"#;
+        let both = [X86_64, AARCH64];
+        let filter = Profile::parse(text).unwrap().filter(&[], &both);
+        assert_eq!(names(&filter, "SCMP_ACT_ALLOW"), ["arch_prctl", "sync_file_range2", "one"]);
+        let words = json!(["SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM", "SCMP_ARCH_X86", "SCMP_ARCH_X86_64"]);
+        assert_eq!(filter["architectures"], words);
+        // The same at either end.
+        assert_eq!(Profile::parse(text).unwrap().filter(&[], &[AARCH64, X86_64]), filter);
+        let own = default::filter(&[], &both);
+        let allowed = names(&own, "SCMP_ACT_ALLOW");
+        assert!(allowed.iter().any(|name| name == "arch_prctl"), "{allowed:?}");
+        let words: Vec<_> = own["architectures"].as_array().unwrap().iter().collect();
+        assert_eq!(words.len(), 5, "{words:?}");
     }
 
     #[test]
@@ -361,9 +410,12 @@ mod tests {
 
     #[test]
     fn the_default_profile_is_one_itself_and_allows_more_to_who_holds_more() {
-        let none = Seccomp::Default.filter(&[]).unwrap().unwrap();
+        let none = Seccomp::Default.filter(&[], false).unwrap().unwrap();
         let profile = Profile::parse(&none.to_string()).unwrap();
-        assert_eq!(names(&profile.filter(&[]), "SCMP_ACT_ALLOW"), names(&none, "SCMP_ACT_ALLOW"));
+        assert_eq!(
+            names(&profile.filter(&[], machines(false)), "SCMP_ACT_ALLOW"),
+            names(&none, "SCMP_ACT_ALLOW")
+        );
         let allowed = names(&none, "SCMP_ACT_ALLOW");
         for call in ["read", "clone3", "futex", "mount", "rseq", "socket"] {
             assert!(allowed.iter().any(|name| name == call), "{call}");
@@ -376,10 +428,10 @@ mod tests {
         let named = [allowed, names(&none, "SCMP_ACT_ERRNO")].concat();
         assert!(!named.iter().any(|name| name.starts_with("landlock_")), "{named:?}");
         assert_eq!(none["defaultErrnoRet"], 38);
-        let admin = Seccomp::Default.filter(&["CAP_SYS_ADMIN".into()]).unwrap().unwrap();
+        let admin = Seccomp::Default.filter(&["CAP_SYS_ADMIN".into()], false).unwrap().unwrap();
         assert!(names(&admin, "SCMP_ACT_ALLOW").iter().any(|name| name == "bpf"));
         assert!(!names(&admin, "SCMP_ACT_ERRNO").iter().any(|name| name == "bpf"));
-        assert_eq!(Seccomp::Unconfined.filter(&[]).unwrap(), None);
+        assert_eq!(Seccomp::Unconfined.filter(&[], false).unwrap(), None);
     }
 
     #[test]
@@ -387,7 +439,7 @@ mod tests {
         let all: Vec<_> =
             default::BY_CAPABILITY.iter().map(|(capability, _)| (*capability).to_owned()).collect();
         for capabilities in [&[][..], &all[..]] {
-            let filter = Seccomp::Default.filter(capabilities).unwrap().unwrap();
+            let filter = Seccomp::Default.filter(capabilities, false).unwrap().unwrap();
             let rules = filter["syscalls"].as_array().unwrap();
             let plain = rules.iter().filter(|rule| rule["args"].as_array().is_none_or(Vec::is_empty));
             let mut seen = BTreeSet::new();

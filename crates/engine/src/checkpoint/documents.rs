@@ -222,6 +222,7 @@ mod tests {
             user: User::default(),
             workdir: "/".into(),
             confinement: Confinement::default(),
+            crosses: false,
             kept: None,
             name_server: None,
         };

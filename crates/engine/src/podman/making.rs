@@ -497,6 +497,7 @@ mod tests {
             user: crate::confinement::User::default(),
             workdir: PathBuf::new(),
             confinement: crate::confinement::Confinement::default(),
+            crosses: false,
             kept: None,
             name_server: None,
         };

@@ -96,6 +96,7 @@ mod tests {
             user: User::default(),
             workdir: "/".into(),
             confinement: crate::confinement::Confinement::default(),
+            crosses: false,
             kept: None,
             name_server: None,
         }

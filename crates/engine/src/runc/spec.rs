@@ -81,7 +81,9 @@ pub(crate) fn config_json(
             "readonlyPaths": READ_ONLY_PATHS,
         },
     });
-    if let Some(filter) = config.confinement.seccomp.filter(&config.confinement.capabilities)? {
+    if let Some(filter) =
+        config.confinement.seccomp.filter(&config.confinement.capabilities, config.crosses)?
+    {
         json["linux"]["seccomp"] = filter;
     }
     // Run in the container's mount namespace before its root is its root; not run at a restore.
@@ -257,6 +259,7 @@ mod tests {
             user: User::default(),
             workdir: "/".into(),
             confinement: Confinement::default(),
+            crosses: false,
             kept: None,
             name_server: None,
         }

@@ -16,7 +16,7 @@
 
 use serde_json::{Value, json};
 
-use super::machine;
+use super::Machine;
 
 const EPERM: u32 = 1;
 const EINVAL: u32 = 22;
@@ -120,17 +120,16 @@ const REFUSED: &str = "
 /// question which it is.
 const PERSONALITIES: &[u64] = &[0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// The filter for a container with these capabilities.
-pub(super) fn filter(capabilities: &[String]) -> Value {
-    let (native, older, name) = machine();
-    let of_machine = match name {
+/// The filter for a container with these capabilities on these machines.
+pub(super) fn filter(capabilities: &[String], machines: &[Machine]) -> Value {
+    let of_machine = |machine: &Machine| match machine.name {
         "arm64" => ARM,
         "riscv64" => RISCV,
         _ => X86,
     };
     let names = |words: &'static str| words.split_ascii_whitespace().collect::<Vec<_>>();
-    let always = [FILES, WAITING, MEMORY, PROCESSES, COMMUNICATION, TIME, SYSTEM, of_machine];
-    let always: Vec<_> = always.into_iter().flat_map(names).collect();
+    let always = [FILES, WAITING, MEMORY, PROCESSES, COMMUNICATION, TIME, SYSTEM].into_iter();
+    let always: Vec<_> = always.chain(machines.iter().map(of_machine)).flat_map(names).collect();
     let mut rules = vec![
         json!({ "names": always, "action": "SCMP_ACT_ALLOW" }),
         json!({ "names": names(REFUSED), "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM }),
@@ -148,7 +147,8 @@ pub(super) fn filter(capabilities: &[String]) -> Value {
         false => json!({ "names": names(calls), "action": "SCMP_ACT_ERRNO", "errnoRet": EPERM }),
     }));
     rules.extend(sockets(holds("CAP_AUDIT_WRITE")));
-    let architectures: Vec<_> = std::iter::once(native).chain(older.iter().copied()).collect();
+    let of = |machine: &Machine| std::iter::once(machine.native).chain(machine.older.iter().copied());
+    let architectures: Vec<_> = machines.iter().flat_map(of).collect();
     json!({
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": ENOSYS,

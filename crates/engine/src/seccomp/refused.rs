@@ -317,7 +317,7 @@ mod tests {
             .map(|(name, _)| name)
             .collect();
         assert!(known.len() > 450 && pairs(X86_64).any(|pair| pair == ("mseal", 462)));
-        let filter = Seccomp::Default.filter(&[]).unwrap().unwrap();
+        let filter = Seccomp::Default.filter(&[], false).unwrap().unwrap();
         for rule in filter["syscalls"].as_array().unwrap() {
             for name in rule["names"].as_array().unwrap() {
                 assert!(known.contains(name.as_str().unwrap()), "{name}");
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn the_default_profile_refuses_what_it_does_not_allow_on_every_architecture() {
-        let filter = Seccomp::Default.filter(&[]).unwrap().unwrap();
+        let filter = Seccomp::Default.filter(&[], false).unwrap().unwrap();
         let refused = refused(&filter);
         assert_eq!(refused.of.len(), architectures().len());
         for of in &refused.of {
@@ -349,13 +349,13 @@ mod tests {
         assert!(with("personality", [1, 0, 0, 0, 0, 0]) && !with("personality", [8, 0, 0, 0, 0, 0]));
         let all: Vec<_> =
             default::BY_CAPABILITY.iter().map(|(capability, _)| (*capability).to_owned()).collect();
-        let more = always(&Seccomp::Default.filter(&all).unwrap().unwrap());
+        let more = always(&Seccomp::Default.filter(&all, false).unwrap().unwrap());
         assert!(!more.contains("bpf") && more.contains("io_uring_setup"));
     }
 
     #[test]
     fn a_filter_of_an_older_version_that_lets_a_program_confine_itself_gives_it_nothing() {
-        let filter = Seccomp::Default.filter(&[]).unwrap().unwrap();
+        let filter = Seccomp::Default.filter(&[], false).unwrap().unwrap();
         let found = always(&filter);
         assert!(found.contains("memfd_secret") && found.contains("io_uring_setup"), "{found:?}");
         assert!(!found.iter().any(|name| name.starts_with("landlock_")), "{found:?}");

@@ -116,6 +116,7 @@ impl Node {
             user: User::default(),
             workdir: "/".into(),
             confinement: godwit_engine::Confinement::default(),
+            crosses: false,
             kept: None,
             name_server: None,
         };
