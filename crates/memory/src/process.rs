@@ -7,11 +7,12 @@
 mod maps;
 pub(crate) mod nameless;
 mod read;
+mod signal;
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
@@ -175,6 +176,16 @@ impl Process {
         read::first_with_content(self, range)
     }
 
+    /// The directory in `/proc` of a thread of it that lives. What is opened below it is this process's, or fails, as long as
+    /// this handle is there.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when the process has ended.
+    pub fn directory(&self) -> Result<PathBuf, ProcessError> {
+        self.find_task()?;
+        Ok(format!("/proc/self/fd/{}/task/{}", self.directory.as_raw_fd(), self.task()).into())
+    }
+
     /// Whether the process has ended, reaped or not.
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
@@ -186,7 +197,7 @@ impl Process {
     }
 
     /// Looks for a thread that has the address space, and remembers it.
-    fn find_task(&self) -> Result<(), ProcessError> {
+    pub(crate) fn find_task(&self) -> Result<(), ProcessError> {
         let lives = |task| self.state_of(task).is_some();
         if lives(self.task()) {
             return Ok(());

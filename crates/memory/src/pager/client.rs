@@ -194,6 +194,12 @@ impl Client {
         self.each(entries, Request::InImages)
     }
 
+    /// These pages of processes are not kept, neither those that have come nor those that will: they are zero where CRIU puts
+    /// none. Not answered.
+    pub fn leave_out(&self, entries: &[Extent]) -> Result<(), PagerError> {
+        self.each(entries, Request::LeaveOut)
+    }
+
     /// Children of the processes of these spaces have these areas empty (`MADV_WIPEONFORK`), whatever comes for their parents.
     /// Before a process comes. Not answered.
     pub fn wiped_on_fork(&self, entries: &[Extent]) -> Result<(), PagerError> {

@@ -125,7 +125,7 @@ pub(crate) struct ToPager {
     #[prost(uint64, tag = "1")]
     pub number: u64,
     // 5 and 12 are taken: pagers that live have other requests there.
-    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17")]
+    #[prost(oneof = "Request", tags = "2, 3, 4, 6, 7, 8, 9, 10, 11, 13, 14, 15, 16, 17, 18")]
     pub request: Option<Request>,
 }
 
@@ -159,6 +159,8 @@ pub(crate) enum Request {
     WipedOnFork(ExtentList),
     #[prost(message, tag = "17")]
     Share(Share),
+    #[prost(message, tag = "18")]
+    LeaveOut(ExtentList),
 }
 
 /// A packet to the client: an answer, or an event under the number 0.

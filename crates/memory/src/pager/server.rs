@@ -281,6 +281,10 @@ impl Server {
                 self.each(&list.entries, State::in_images)?;
                 return Ok(false);
             }
+            Request::LeaveOut(list) => {
+                self.each(&list.entries, State::leave_out)?;
+                return Ok(false);
+            }
             Request::WipedOnFork(list) => {
                 self.each(&list.entries, State::wiped_on_fork)?;
                 return Ok(false);

@@ -30,7 +30,7 @@ use rangemap::RangeSet;
 
 use self::shared::View;
 use super::index::{Index, IndexError};
-use super::layout::Layout;
+use super::layout::{Layout, clip};
 use super::protocol::{Answer, Extent, Nothing, State as Summary, Stored};
 use super::segment::Segment;
 use super::store::Store;
@@ -99,6 +99,8 @@ pub(crate) struct State {
     in_images: BTreeMap<Space, RangeSet<u64>>,
     /// Areas that children have empty.
     wiped: BTreeMap<Space, RangeSet<u64>>,
+    /// Pages that a process does not get from here, whatever comes.
+    left_out: BTreeMap<Space, RangeSet<u64>>,
     /// Shared memory, until nothing of it is to come.
     segments: BTreeMap<Space, Segment>,
     /// Faults that wait for that.
@@ -138,6 +140,7 @@ impl State {
             prepared: BTreeMap::new(),
             in_images: BTreeMap::new(),
             wiped: BTreeMap::new(),
+            left_out: BTreeMap::new(),
             segments: BTreeMap::new(),
             unplaced: BTreeSet::new(),
             postponed: Vec::new(),
@@ -212,6 +215,7 @@ impl State {
                 self.serve(id, destination, is_shared);
             }
         }
+        self.drop_left_out(entry.space, &range);
         self.check_shared();
         self.check_done();
         Ok(())
@@ -229,7 +233,27 @@ impl State {
         if !is_shared {
             self.learned(extent.space, &range, &before);
         }
+        self.drop_left_out(extent.space, &range);
         Ok(())
+    }
+
+    /// These pages of a process are not kept, and are zero there where CRIU puts none.
+    pub(crate) fn leave_out(&mut self, extent: &Extent) -> Result<(), IndexError> {
+        let range = extent.range()?;
+        if self.is_shared(extent.space) {
+            return Err(IndexError::Shared { space: extent.space });
+        }
+        self.left_out.entry(extent.space).or_default().insert(range.clone());
+        self.forget_range(extent.space, &range);
+        Ok(())
+    }
+
+    fn drop_left_out(&mut self, space: Space, range: &Range) {
+        let Some(left_out) = self.left_out.get(&space) else { return };
+        let parts: Vec<_> = left_out.overlapping(range).map(|found| clip(found, range)).collect();
+        for part in parts {
+            self.forget_range(space, &part);
+        }
     }
 
     pub(crate) fn zero(&mut self, extent: &Extent) -> Result<(), IndexError> {

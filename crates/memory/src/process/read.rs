@@ -124,7 +124,14 @@ pub(super) fn first_with_content(process: &Process, range: &Range) -> Result<Opt
 
 /// Reads as far as possible from this address on.
 pub(super) fn read(process: &Process, address: u64, buffer: &mut [u8]) -> Result<usize, ProcessError> {
-    let done = read_fast(process, address, buffer)?;
+    let done = match read_fast(process, address, buffer) {
+        // The thread that was looked at has ended, and others live.
+        Err(ProcessError::Gone { .. }) if !process.has_ended() => {
+            process.find_task()?;
+            read_fast(process, address, buffer)?
+        }
+        done => done?,
+    };
     if done > 0 || buffer.is_empty() {
         return Ok(done);
     }

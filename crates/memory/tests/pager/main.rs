@@ -144,6 +144,31 @@ fn a_pending_page_that_turns_out_to_be_zero_reads_as_zero() {
 }
 
 #[test]
+fn pages_that_are_left_out_read_as_zero_whether_they_have_come_or_come_later() {
+    let pager = Pager::new();
+    pager.put(7, BASE, &tags(7, BASE, 10, 0));
+    pager.pending(7, BASE + 10 * P, 4);
+    // A process's address space, but for two pages that it keeps.
+    let all = [(0, BASE / P + 2), (BASE + 4 * P, 1 << 30)];
+    let all = all.map(|(addr, pages)| godwit_memory::pager::Extent { space: 7, addr, pages });
+    pager.client.leave_out(&all).unwrap();
+    assert_eq!(pager.client.missing().unwrap(), []);
+    pager.put(7, BASE + P, &tags(7, BASE + P, 4, 1));
+    pager.pending(7, BASE, 3);
+    let missing = pager.client.missing().unwrap();
+    assert_eq!(missing, [godwit_memory::pager::Extent { space: 7, addr: BASE + 2 * P, pages: 1 }]);
+    let child = restored(&pager, 14);
+    pager.client.push().unwrap();
+    pager.put(7, BASE + 10 * P, &[7]);
+    pager.put(7, BASE + 2 * P, &[8]);
+    pager.wait_for(&Event::Done);
+    let mut wanted = vec![0; 14];
+    wanted[2] = 8;
+    wanted[3] = tags(7, BASE + P, 4, 1)[2];
+    assert_eq!(child.ask(Op::Read, BASE, 14, 0), wanted);
+}
+
+#[test]
 fn of_several_puts_of_a_page_the_last_counts() {
     let pager = Pager::new();
     pager.put(7, BASE, &tags(7, BASE, 100, 0));
