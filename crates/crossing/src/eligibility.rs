@@ -26,7 +26,7 @@ pub struct Process {
     pub record: Result<Record, RecordError>,
     /// What it has mapped.
     pub areas: Vec<Area>,
-    /// It has a seccomp filter.
+    /// It has a seccomp filter that is not for the target's instruction set.
     pub has_filter: bool,
     /// It has rings of io_uring or of asynchronous input and output.
     pub has_rings: bool,
@@ -183,7 +183,7 @@ mod tests {
             name: Name { pid: 17, name: "/bin/service".into() },
             executable: b"/bin/service".to_vec(),
             is_on_mount: false,
-            record: Ok(Record { identity: [9; 32], ready: true, rest: None, over: 0 }),
+            record: Ok(Record { identity: [9; 32], ready: true, rest: None, asked: 0, over: 0 }),
             areas: vec![
                 Area { range: 0x40_0000..0x41_0000, is_executable: true, owner: Owner::Program },
                 area(0x801_0000..0x801_3000),
@@ -230,9 +230,9 @@ mod tests {
         assert!(
             text(|process| process.executable = b"/other".to_vec()).contains("has no executable for x86-64")
         );
-        let other = Record { identity: [8; 32], ready: true, rest: None, over: 0 };
+        let other = Record { identity: [8; 32], ready: true, rest: None, asked: 0, over: 0 };
         assert!(refused(|process| process.record = Ok(other)).contains("is of another build"));
-        let early = Record { identity: [9; 32], ready: false, rest: None, over: 0 };
+        let early = Record { identity: [9; 32], ready: false, rest: None, asked: 0, over: 0 };
         assert!(refused(|process| process.record = Ok(early)).contains("not begun to listen"));
         assert!(text(|process| process.is_on_mount = true).contains("in a volume or on another mount"));
         assert!(text(|process| process.has_filter = true).contains("seccomp filter"));

@@ -58,6 +58,8 @@ pub struct Record {
     pub ready: bool,
     /// The rest that it is at.
     pub rest: Option<Rest>,
+    /// The highest number of a rest that it has heard of; at rest, or on its way to it, as long as that is above `over`.
+    pub asked: u64,
     /// The highest number of a rest that is over or was taken back.
     pub over: u64,
 }
@@ -90,6 +92,12 @@ impl Record {
     /// How many bytes it has.
     pub const BYTES: usize = 80;
 
+    /// Whether it is at rest, or on its way to one.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.asked > self.over
+    }
+
     /// The number of the next rest to ask for; none when a request has no room for it, as after no number of rests that
     /// a process could have been at.
     #[must_use]
@@ -112,7 +120,8 @@ impl Record {
         if u32_at(0) != VERSION {
             return Err(RecordError::Version(u32_at(0)));
         }
-        let mut record = Self { identity: [0; 32], ready: u32_at(4) != 0, rest: None, over: u64_at(32) };
+        let (ready, asked, over) = (u32_at(4) != 0, u64_at(16), u64_at(32));
+        let mut record = Self { identity: [0; 32], ready, rest: None, asked, over };
         record.identity.copy_from_slice(identity);
         // A rest that is over or was taken back is none, even if its threads have not noticed yet.
         if u32_at(8) != 0 && u64_at(16) > record.over {
@@ -143,7 +152,9 @@ mod tests {
     fn a_record_says_what_the_process_is_at() {
         let resting = Record::decode(&record(VERSION, 1)).expect("it is one");
         let rest = Rest { number: 9, threads: 3, park_time: Duration::from_nanos(1500) };
-        assert_eq!(resting, Record { identity: [7; 32], ready: true, rest: Some(rest), over: 8 });
+        assert_eq!(resting, Record { identity: [7; 32], ready: true, rest: Some(rest), asked: 9, over: 8 });
+        assert!(resting.is_asked() && Record { rest: None, ..resting }.is_asked());
+        assert!(!Record { over: 9, ..resting }.is_asked());
         assert_eq!(resting.next(), Some(9));
         assert_eq!(Record { over: u64::MAX, ..resting }.next(), None);
         assert_eq!(Record { over: u64::from(u32::MAX >> 2), ..resting }.next(), None);

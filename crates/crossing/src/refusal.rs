@@ -79,6 +79,9 @@ pub enum Cause {
         "is of a service with several mount namespaces, of which each can have other files; run it without those of its own"
     )]
     MountNamespaces,
+    /// What the container has at that path is not its image's.
+    #[error("has an executable that was changed in the container; put the change into the image")]
+    Changed,
     /// The target's is another program.
     #[error(
         "is of another build than its executable for {}; build both at once, and put both into the image",
@@ -150,6 +153,9 @@ pub enum Cause {
     /// Requests are not heard yet.
     #[error("has not begun to listen for requests to rest; try again")]
     NotReady,
+    /// It was at as many rests as can be asked for.
+    #[error("has been asked to rest as often as it can be; start the service anew")]
+    NoNumber,
     /// It runs.
     #[error("was not at rest when it was dumped; move the service again")]
     NotAtRest,

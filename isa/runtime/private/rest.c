@@ -10,9 +10,6 @@ struct gw_rest gw_rest __attribute__((section(".gw.rest"))) = {.magic = GW_REST_
 
 void gw_begin_listening(void) { __atomic_store_n(&gw_rest.ready, 1, __ATOMIC_RELEASE); }
 
-// The highest number that was asked for.
-static uint64_t begun;
-
 static void raise(uint64_t *highest, uint64_t number) {
     uint64_t found = __atomic_load_n(highest, __ATOMIC_SEQ_CST);
     while (found < number &&
@@ -21,7 +18,7 @@ static void raise(uint64_t *highest, uint64_t number) {
 }
 
 int gw_is_rest_wanted(void) {
-    return __atomic_load_n(&begun, __ATOMIC_SEQ_CST) > __atomic_load_n(&gw_rest.over, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&gw_rest.number, __ATOMIC_SEQ_CST) > __atomic_load_n(&gw_rest.over, __ATOMIC_SEQ_CST);
 }
 
 // Takes a request down. Says whether the signal is one. Both numbers only rise, so requests come to the same in every
@@ -33,7 +30,7 @@ int gw_hear_of_rest(const struct gw_signal_info *information) {
         return 0;
     uint32_t request = value & ((1U << GW_REST_NUMBER_SHIFT) - 1);
     if (request == GW_REST_BEGIN)
-        raise(&begun, value >> GW_REST_NUMBER_SHIFT);
+        raise(&gw_rest.number, value >> GW_REST_NUMBER_SHIFT);
     else if (request == GW_REST_END)
         raise(&gw_rest.over, value >> GW_REST_NUMBER_SHIFT);
     return 1;
@@ -42,13 +39,13 @@ int gw_hear_of_rest(const struct gw_signal_info *information) {
 // A signal without a number: go on, whatever has been asked for. Where nothing has been, the next rest is taken back,
 // so that the sender sees by `over` that it was heard.
 void gw_take_rest_back(void) {
-    uint64_t number = __atomic_load_n(&begun, __ATOMIC_SEQ_CST);
+    uint64_t number = __atomic_load_n(&gw_rest.number, __ATOMIC_SEQ_CST);
     uint64_t over = __atomic_load_n(&gw_rest.over, __ATOMIC_SEQ_CST);
     raise(&gw_rest.over, number > over ? number : over + 1);
 }
 
 // The child of a fork has not been asked.
-void gw_forked_rest(void) { begun = gw_rest.over; }
+void gw_forked_rest(void) { gw_rest.number = gw_rest.over; }
 
 // By each thread, before it stands still. The kernel delivers a stop that was sent to it at the end of the call; one
 // that comes later stays pending, and says nothing that its receiver does not know. What the program's part of the
@@ -83,8 +80,6 @@ void gw_stand_still(uint32_t threads, uint64_t requested) {
     gw_rest.park_nanoseconds = gw_nanoseconds() - requested;
     while (gw_is_rest_wanted()) {
         struct gw_signal_info information = {0};
-        // Of two rests that are asked for this is both: going on from the lower one does not end it.
-        __atomic_store_n(&gw_rest.number, begun, __ATOMIC_SEQ_CST);
         __atomic_store_n(&gw_rest.resting, 1, __ATOMIC_SEQ_CST);
         if (gw_next_request(&information, 0))
             gw_hear_at_rest(&information);
