@@ -13,6 +13,7 @@ mod check_nodes;
 mod checkpoint;
 mod confinement;
 mod connections;
+mod crossing;
 mod demo;
 mod docker;
 mod docker_stores;

@@ -48,6 +48,10 @@ pub const CHECKPOINTS: [&str; 4] =
 /// Where the user at a terminal of a service that has moved looks for it.
 pub const FOLLOW: &str = "exec.follow";
 
+/// Where the processes of a service that goes on under the destination's executables have been asked to rest, and where its
+/// images are rewritten.
+pub const CROSSING: [&str; 2] = ["source.asked", "destination.rewriting"];
+
 /// Lets what is done at a point fail, on all nodes of the lab that is made from `config`.
 pub fn inject(config: &mut LabConfig, point: &str) {
     let environment = &mut config.programs.serve_environment;
@@ -83,7 +87,7 @@ impl Points {
     }
 
     fn file(&self, point: &str, what: &str) -> PathBuf {
-        let known = [&POINTS[..], &CHECKPOINTS, &[MADE, STARTED, FOLLOW, UNPACKING]].concat();
+        let known = [&POINTS[..], &CHECKPOINTS, &CROSSING, &[MADE, STARTED, FOLLOW, UNPACKING]].concat();
         assert!(known.contains(&point), "{point}");
         self.directory.path().join(format!("{point}.{what}"))
     }

@@ -19,6 +19,7 @@ pub mod echo;
 pub mod engine;
 pub mod hold;
 pub mod hooks;
+pub mod ledger;
 pub mod leftovers;
 pub mod matrix;
 pub mod mqtt;
@@ -145,6 +146,15 @@ pub struct Report {
     /// The CRIU that restored, if it is another; 0.2.0 does not tell.
     #[serde(default)]
     pub criu_there: String,
+    /// The instruction set of the executables under which it goes on, where these are the destination's own.
+    #[serde(default)]
+    pub set: String,
+    /// What its processes took to come to rest for that.
+    #[serde(default)]
+    pub park_ms: f64,
+    /// And the destination to rewrite the images.
+    #[serde(default)]
+    pub rewrite_ms: f64,
     /// Node it was on.
     pub source: String,
     /// Node it was to go to.

@@ -35,6 +35,12 @@ pub struct How {
     /// Connections for its memory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     streams: Option<u32>,
+    /// Go on under the executables of the destination's image, which godwit-cc built, even where its instruction set is the same
+    #[arg(long)]
+    cross: bool,
+    /// Longest time in milliseconds in which its processes come to rest for that; else the migration is aborted
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    max_park_ms: Option<u32>,
 }
 
 /// How the memory of a service moves.
@@ -131,6 +137,8 @@ impl How {
             streams: self.streams.unwrap_or(0),
             network: String::new(),
             mounts: self.mount.iter().cloned().collect(),
+            cross: self.cross,
+            max_park_ms: self.max_park_ms.unwrap_or(0),
         }
     }
 }

@@ -358,6 +358,9 @@ fn exactly(report: Report) -> api::MigrationReport {
         layers_from_source_bytes: report.layers_from_source_bytes,
         retained_file_bytes: report.retained_file_bytes,
         files_stay: report.files_stay,
+        set: report.set,
+        park_ms: to_microseconds(report.park_ms),
+        rewrite_ms: to_microseconds(report.rewrite_ms),
         phases: report
             .phases
             .into_iter()
@@ -430,6 +433,8 @@ pub(crate) fn options(request: &api::MigrateRequest) -> Result<Options, String> 
             Err(status) => return Err(status.message().to_owned()),
         },
         prepares: false,
+        cross: request.cross,
+        max_park: some(request.max_park_ms).map_or(default.max_park, |ms| Duration::from_millis(ms.into())),
         binds: request
             .mounts
             .iter()

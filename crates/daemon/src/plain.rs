@@ -26,8 +26,8 @@ pub(crate) fn plain_progress(progress: &mut MigrationProgress) {
 pub(crate) fn plain_report(report: &mut MigrationReport) {
     let MigrationReport { name, mode, source, destination, outcome, reason, id, criu, why, .. } = report;
     harmless([name, mode, source, destination, outcome, reason, id, criu, why]);
-    let MigrationReport { tracker, network_namespace, criu_there, files_stay, .. } = report;
-    harmless([tracker, network_namespace, criu_there, files_stay]);
+    let MigrationReport { tracker, network_namespace, criu_there, files_stay, set, .. } = report;
+    harmless([tracker, network_namespace, criu_there, files_stay, set]);
     harmless(report.phases.iter_mut().map(|time| &mut time.phase));
     harmless(report.timeline.iter_mut().flat_map(|span| [&mut span.node, &mut span.what]));
 }

@@ -10,6 +10,7 @@
 //! - [`mod@admit`]: whether it may come; [`ask`]: the same where a source only asks.
 //! - [`mod@layers`]: the layers that are missing here.
 //! - [`receive`]: all else that comes, and the restore.
+//! - [`cross`]: its processes go on under executables of this node.
 //! - [`own`]: the service is this node's.
 //! - [`prepared`]: it stays where it is, and what comes is for a move that may follow.
 //! - [`foreign`]: a pager of a version with which this one cannot speak.
@@ -18,6 +19,7 @@
 mod admit;
 mod announced;
 mod ask;
+mod cross;
 mod foreign;
 mod layers;
 mod log;

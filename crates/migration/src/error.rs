@@ -44,6 +44,17 @@ pub enum LocalError {
     /// The pages of a service on its way here; what went wrong with them is the destination's to say.
     #[error(transparent)]
     Pages(Box<dyn std::error::Error + Send + Sync>),
+    /// A process of a service.
+    #[error(transparent)]
+    Process(#[from] godwit_memory::process::ProcessError),
+    /// Processes of a service that stays do not go on.
+    #[error(
+        "processes of service {service} stay at rest, and are told to go on again; `godwit kill` ends the service"
+    )]
+    AtRest {
+        /// The service.
+        service: ServiceName,
+    },
     /// A file operation.
     #[error("cannot {action} {path}")]
     Io {

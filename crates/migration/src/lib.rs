@@ -42,6 +42,7 @@ mod bound;
 pub mod bulk;
 pub mod checkpoint;
 pub mod cpu;
+pub mod crossing;
 pub mod destination;
 pub mod doubt;
 pub mod error;

@@ -293,6 +293,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::crossing::AtRest;
     use crate::timeline::{SpanThere, TimelineThere};
 
     fn every_message() -> Vec<Message> {
@@ -355,6 +356,7 @@ mod tests {
                 sessions: true,
                 follows: true,
                 aliases: true,
+                crosses: "aarch64".into(),
             }),
             Message::StillLacking(StillLacking { layers: vec!["sha256:00".into()] }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
@@ -369,7 +371,11 @@ mod tests {
             Message::LogData(Bytes::from_static(b"log")),
             Message::OldLogData(Bytes::from_static(b"older")),
             Message::ImageData(image),
-            Message::ImagesEnd(ImagesEnd { files: vec![], keep_stopped: vec![4] }),
+            Message::ImagesEnd(ImagesEnd {
+                files: vec![],
+                keep_stopped: vec![4],
+                at_rest: vec![AtRest { pid: 1, record: vec![1], executable: vec![2] }],
+            }),
             Message::ImagesReceived,
             Message::Step(Reached { step: Step::Restoring.into() }),
             Message::LogRotated,

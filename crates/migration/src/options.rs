@@ -68,6 +68,10 @@ pub struct Options {
     pub network: Option<PathBuf>,
     /// Whether it ends before the freeze, and what has crossed is retained for a migration that follows.
     pub prepares: bool,
+    /// Whether it goes on under the destination's executables even where that has the same instruction set.
+    pub cross: bool,
+    /// Longest time in which its processes are to come to rest for that; else the migration is aborted.
+    pub max_park: Duration,
     /// By their targets in the service, what becomes of directories of the node, for those of which that is to be said.
     pub binds: BTreeMap<PathBuf, OnMove>,
 }
@@ -100,6 +104,9 @@ impl Default for ServeOptions {
     }
 }
 
+/// Less than TCP waits at least before it sends again (RFC 6298, and Linux's 200 ms).
+const MAX_PARK: Duration = Duration::from_millis(100);
+
 /// Enough rounds for any service: each either gains a tenth or is the last but one.
 const MAX_ROUNDS: u32 = 30;
 
@@ -119,6 +126,8 @@ impl Default for Options {
             streams: STREAMS,
             network: None,
             prepares: false,
+            cross: false,
+            max_park: MAX_PARK,
             binds: BTreeMap::new(),
         }
     }

@@ -131,6 +131,16 @@ pub struct Report {
     pub files_stay: String,
     /// Memory of the service at the freeze.
     pub memory_bytes: u64,
+    /// The instruction set of the executables under which it goes on, as `uname -m` names it, where these are the
+    /// destination's own; else empty.
+    #[serde(default)]
+    pub set: String,
+    /// Of the frozen time, what its processes took to come to rest for that.
+    #[serde(default)]
+    pub park_ms: f64,
+    /// And what the destination took to rewrite the images.
+    #[serde(default)]
+    pub rewrite_ms: f64,
     /// Where the frozen time went, in order; the sum is the frozen time.
     pub phases: Vec<Phase>,
     /// What both nodes did in the frozen time, side by side, by its beginning.
@@ -192,6 +202,9 @@ impl Report {
             retained_file_bytes: 0,
             files_stay: String::new(),
             memory_bytes: 0,
+            set: String::new(),
+            park_ms: 0.0,
+            rewrite_ms: 0.0,
             phases: Vec::new(),
             timeline: Vec::new(),
             criu: String::new(),

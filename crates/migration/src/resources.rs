@@ -317,17 +317,18 @@ impl NodeResources {
         Ok(self.engine.changed_files(&self.config(service))?)
     }
 
+    /// The directories of a service's layers, lowest first.
+    pub(crate) fn layer_paths(&self, service: &Service) -> Result<Vec<PathBuf>, LocalError> {
+        service.layers.iter().map(|digest| Ok(self.store.layer_path(&digest.parse::<Digest>()?))).collect()
+    }
+
     /// Mounts the root filesystem of a service whose layers are all here. That of a container which another engine keeps is
     /// mounted by that.
     pub fn mount_root(&self, service: &Service) -> Result<(), LocalError> {
         if service.kept.is_some() {
             return Ok(());
         }
-        let mut lower = Vec::new();
-        for digest in &service.layers {
-            lower.push(self.store.layer_path(&digest.parse::<Digest>()?));
-        }
-        Ok(self.mounts.mount_root(&self.layout.root(service, lower))?)
+        Ok(self.mounts.mount_root(&self.layout.root(service, self.layer_paths(service)?))?)
     }
 
     /// Prepares a service of this node that has ended for its next start: with its files, log and addresses, and with

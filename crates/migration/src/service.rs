@@ -297,6 +297,12 @@ impl Layout {
         self.run.join("migrations").join(id)
     }
 
+    /// Says that processes may be at rest for a migration, as long as it is there.
+    #[must_use]
+    pub fn at_rest(&self, id: &str) -> PathBuf {
+        self.run.join("at-rest").join(id)
+    }
+
     /// Directory of CRIU's logs of one migration; stays when CRIU failed, so that they can be read.
     #[must_use]
     pub fn criu_logs(&self, id: &str) -> PathBuf {
@@ -341,6 +347,7 @@ impl Layout {
             user: service.user.clone(),
             workdir: service.workdir.clone(),
             confinement: service.confinement.clone(),
+            crosses: false,
             kept: service.kept.clone(),
             name_server: None,
         }

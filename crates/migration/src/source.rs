@@ -14,6 +14,7 @@
 //! behind). From there on nothing is undone.
 //!
 //! - [`prepare`]: layers, files and pages are sent ahead, and the service stays.
+//! - [`park`]: its processes come to rest, where they go on under other executables.
 //! - [`plan`]: which mode; [`obstacles`]: what of the service cannot move. [`check`]: both, and a forecast, without a move.
 //! - [`copies`]: the tree that its files are, with those of directories of this node that go with it.
 //! - [`files`], [`logs`]: changed files and the log, while it runs and at the end; [`ahead`]: files ahead of the move.
@@ -41,6 +42,7 @@ mod logs;
 mod obstacles;
 pub mod pace;
 pub(crate) mod pages;
+mod park;
 mod plan;
 mod precopy;
 mod prepare;
@@ -91,7 +93,7 @@ pub type Ended = (Result<Report, LocalError>, Option<Rest>);
 /// How far a migration has come, for users who wait.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Progress {
-    /// `reserve`, `layers`, `files`, `copy`, `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`,
+    /// `reserve`, `layers`, `files`, `copy`, `rest`, `freeze`, `dump`, `transfer`, `restore`, `pages`, `commit`,
     /// `serve`, `release`.
     pub phase: &'static str,
     /// Bytes sent.

@@ -26,6 +26,8 @@ pub enum Step {
     Syncing = 5,
     /// It records in its journal that all is restored.
     Noting = 6,
+    /// It rewrites the images for its executables.
+    Rewriting = 7,
 }
 
 impl Step {
@@ -40,6 +42,7 @@ impl Step {
             Self::Checking => "check the restored processes",
             Self::Syncing => "write the changed files to its disk",
             Self::Noting => "write to its journal",
+            Self::Rewriting => "rewrite the images for its executables",
         })
     }
 }

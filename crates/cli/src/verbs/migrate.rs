@@ -202,6 +202,10 @@ fn table(report: &MigrationReport) -> Table {
     for phase in &report.phases {
         row(&format!("  {}", phase.phase), output::millis(phase.ms));
     }
+    if !report.set.is_empty() {
+        row("goes on by code for", report.set.clone());
+        row("  rewriting its images", output::millis(report.rewrite_ms));
+    }
     row("network's part", output::millis(report.cutover_ms));
     if report.held_frames > 0 || report.held_dropped > 0 {
         let dropped = match report.held_dropped {

@@ -13,6 +13,7 @@ use godwit_engine::{Keeper, OnMove, OutputPipes, VolumePlace, is_file_name};
 use godwit_memory::pager::fills_shared;
 use godwit_names::{VolumeName, is_name};
 
+use super::cross::Crossing;
 use super::room::{lacks_room, make_room};
 use super::{DestinationError, announced};
 use crate::ahead::{Held, Taken};
@@ -73,6 +74,8 @@ pub(super) struct Examined {
     checked: Vec<Checked>,
     /// Volumes of its engine's here that it may have as they are.
     may_have: Vec<String>,
+    /// Where it goes on under executables of this node's.
+    crossing: Option<Crossing>,
     /// No layer is removed meanwhile.
     hold: Hold,
 }
@@ -117,6 +120,8 @@ pub(super) struct Admitted {
     pub(super) checked: Vec<Checked>,
     /// Volumes of its engine's here that it may have as they are.
     pub(super) may_have: Vec<String>,
+    /// Where it goes on under executables of this node's.
+    pub(super) crossing: Option<Crossing>,
     /// The service's output at its source; none where the source does not tell.
     pub(super) output_pipes: Option<OutputPipes>,
     /// Whether the source is told of each step while its service is frozen.
@@ -155,7 +160,14 @@ async fn examine(
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
-    reasons.extend(machine_objections(local, &service, open));
+    let crossing = Crossing::of(open)?;
+    match &crossing {
+        Some(crossing) if open.machine == machine() => {
+            reasons.extend(crossing.objections_at_once(&service));
+        }
+        // Executables of godwit-cc are for the base of their instruction set.
+        _ => reasons.extend(machine_objections(local, &service, open)),
+    }
     if let Some(needs) = &open.needs {
         // An engine that has made no container yet has not loaded its own. Nothing is done for what is refused in any case.
         if reasons.is_empty()
@@ -282,6 +294,10 @@ async fn examine(
             }
         },
     };
+    // Else it is looked at when they are here.
+    if let Some(crossing) = crossing.as_ref().filter(|_| missing.is_empty() && reasons.is_empty()) {
+        reasons.extend(crossing.objections(local, &service, None)?);
+    }
     reasons.extend(announced::objections(open));
     reasons.extend(lacks_room(local, &service, open, (&missing, &engine_layers)).await?);
     let registry = asked_first(local, &service, open, &missing);
@@ -297,6 +313,7 @@ async fn examine(
             to_try,
             checked,
             may_have,
+            crossing,
             hold,
         },
         reasons,
@@ -381,12 +398,18 @@ pub(super) async fn answer_to_question(
     if !reasons.is_empty() {
         return Err(DestinationError::Refused(reasons));
     }
-    let Examined { service, protocol, abilities, missing, registry, engine_layers, hold, .. } = examined;
+    let Examined { service, protocol, abilities, missing, registry, engine_layers, crossing, hold, .. } =
+        examined;
     let charges = OutputPipes::try_from(open.output_pipes).is_ok();
     let answer = answer(protocol, local.userfaultfd, abilities, (&missing, charges));
     let files = local.kept_files.hold(&service, from).await.map(|held| held.token()).unwrap_or_default();
-    let accepted =
-        Accepted { engine_layers, asks_registry: registry.is_some(), files: files.into(), ..answer };
+    let accepted = Accepted {
+        engine_layers,
+        asks_registry: registry.is_some(),
+        files: files.into(),
+        crosses: crosses(crossing.as_ref()),
+        ..answer
+    };
     let tree = Tree {
         announced: Taken { bytes: open.tree_bytes, names: open.tree_names },
         limits: announced::tree_limits(open.tree_bytes, service.makes_devices()),
@@ -444,6 +467,7 @@ pub(super) async fn admit(
         to_try,
         checked,
         may_have,
+        crossing,
         hold,
     } = examined;
     let memory = match local.reserve(memory_needed(&open)) {
@@ -495,6 +519,7 @@ pub(super) async fn admit(
         to_try,
         checked,
         may_have,
+        crossing,
         memory,
         timeline: Timeline::default(),
         _place: place,
@@ -518,7 +543,9 @@ pub(super) async fn accept(
     let files = files.map(Held::token).unwrap_or_default().into();
     let asks_registry = admitted.registry.is_some();
     let retained_here = retained.is_some();
-    let accepted = Accepted { retained: retained_here, key, engine_layers, asks_registry, files, ..answer };
+    let crosses = crosses(admitted.crossing.as_ref());
+    let accepted =
+        Accepted { retained: retained_here, key, engine_layers, asks_registry, files, crosses, ..answer };
     link.send(Message::Accepted(accepted)).await?;
     Ok(tell_retained(link, retained).await?)
 }
@@ -563,7 +590,13 @@ fn answer(
         sessions: true,
         follows: true,
         aliases: true,
+        crosses: String::new(),
     }
+}
+
+/// The set of the executables under which it goes on, where these are this node's.
+fn crosses(crossing: Option<&Crossing>) -> String {
+    crossing.map_or_else(String::new, |crossing| crossing.set().to_owned())
 }
 
 /// Longest identity of a journal that is taken, in bytes.

@@ -282,6 +282,11 @@ impl PageReceiver {
         .await
     }
 
+    /// These pages of processes are not brought to them.
+    pub(crate) async fn leave_out(&self, extents: Vec<Extent>) -> Result<(), PageReceiverError> {
+        self.ask(move |client| client.leave_out(&extents)).await
+    }
+
     /// From now on a restorer that works in this directory finds the pager.
     pub(crate) async fn listen(&self, work: &Path) -> Result<(), PageReceiverError> {
         let work = work.to_path_buf();

@@ -14,7 +14,7 @@ use super::admit::Admitted;
 use super::layers::receive_layers;
 use super::log::LogWriter;
 use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
-use super::{DestinationError, plain};
+use super::{DestinationError, cross, plain};
 use crate::ahead::{Held, MOST_NAMES, MOST_PATH_BYTES};
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
@@ -39,6 +39,10 @@ pub(super) async fn until_restored(
 ) -> Result<(Vec<u32>, ImageTmpfs), DestinationError> {
     let service = &admitted.service;
     receive_layers(local, link, service, &admitted.missing, admitted.registry.as_ref()).await?;
+    if let Some(crossing) = &admitted.crossing {
+        // Only now all of them are here.
+        refused(crossing.objections(local, service, None)?)?;
+    }
     local.make_directories(service, Some(&admitted.may_have)).await?;
     local.network.plug(service).await?;
     // The source sends what comes for the service as soon as that is frozen.
@@ -47,6 +51,9 @@ pub(super) async fn until_restored(
     local.standstills.stand_apart(service)?;
     let upper = local.changed_files(service)?;
     receive_tree(link, &upper, admitted.tree, files).await?;
+    if let Some(crossing) = &admitted.crossing {
+        refused(crossing.objections(local, service, Some(&upper))?)?;
+    }
     sync(upper).await?;
     check_files(local, service)?;
     if admitted.userfaultfd
@@ -68,6 +75,10 @@ pub(super) async fn until_restored(
             Err(error)
         }
     }
+}
+
+fn refused(reasons: Vec<String>) -> Result<(), DestinationError> {
+    if reasons.is_empty() { Ok(()) } else { Err(DestinationError::Refused(reasons)) }
 }
 
 async fn restore_and_tell(
@@ -225,7 +236,7 @@ async fn receive_and_restore(
     timeline.note("mount root", mounting);
     let mut images = images::Receiver::new(&request.images, admitted.images_bytes);
     let mut names = Names { places: &tmpfs, named: BTreeSet::new(), bytes: 0 };
-    let ImagesEnd { files, keep_stopped } = loop {
+    let ImagesEnd { files, keep_stopped, at_rest } = loop {
         failpoint::point("destination.receiving").await;
         match link.receive().await? {
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
@@ -253,12 +264,21 @@ async fn receive_and_restore(
     timeline.tells();
     link.send(Message::ImagesReceived).await?;
     let (images, name) = (request.images.clone(), service.name.clone());
-    let reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
+    let mut reading = tokio::task::spawn_blocking(move || read_doubts(&images, &name));
+    let mut doubts = None;
     failpoint::point("destination.received").await;
     let steps = Steps::of(link, admitted);
     let restoring = async {
         let since = Instant::now();
         plain::bring_copied(receiver, &request.images).await?;
+        if let Some(crossing) = &admitted.crossing {
+            steps.reached(Step::Rewriting).await?;
+            failpoint::point("destination.rewriting").await;
+            // That reads an image which is written now.
+            doubts = Some((&mut reading).await?);
+            let rewritten = crossing.rewrite((local, service, timeline), &request.images, at_rest).await?;
+            receiver.leave_out(cross::left_out(&rewritten)).await?;
+        }
         if admitted.userfaultfd {
             steps.reached(Step::Preparing).await?;
             receiver.know_images(&request.images).await?;
@@ -294,7 +314,11 @@ async fn receive_and_restore(
         error = given_up(link) => return Err(error),
     };
     has_what_was_checked(local, admitted).await?;
-    local.standstills.look_at_doubts(service, reading.await?);
+    let doubts = match doubts {
+        Some(doubts) => doubts,
+        None => reading.await?,
+    };
+    local.standstills.look_at_doubts(service, doubts);
     steps.reached(Step::Syncing).await?;
     let begun = Instant::now();
     synced.await??;

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use godwit_memory::shared::{Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 
+use crate::crossing::{AtRest, CrossingOffer};
 use crate::needs::KernelNeeds;
 use crate::terms::OverlayTerms;
 use crate::timeline::TimelineThere;
@@ -75,6 +76,9 @@ pub struct Open {
     /// How many names its changed files have; 0 from an older source.
     #[prost(uint64, tag = "47")]
     pub tree_names: u64,
+    /// Its processes, where they may go on under executables of the destination's.
+    #[prost(message, optional, tag = "48")]
+    pub crossing: Option<CrossingOffer>,
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is
@@ -235,6 +239,10 @@ pub struct Accepted {
     /// Whether services have further names there.
     #[prost(bool, tag = "68")]
     pub aliases: bool,
+    /// The instruction set of the executables under which the processes go on there, as `uname -m` names it, where these are
+    /// its own; else empty.
+    #[prost(string, tag = "69")]
+    pub crosses: String,
 }
 
 /// The round of files that are sent ahead is applied.
@@ -480,6 +488,9 @@ pub struct ImagesEnd {
     /// Processes that were stopped by a signal before the dump, by PID inside the container.
     #[prost(uint32, repeated, tag = "2")]
     pub keep_stopped: Vec<u32>,
+    /// All processes, where they go on under executables of the destination's.
+    #[prost(message, repeated, tag = "3")]
+    pub at_rest: Vec<AtRest>,
 }
 
 /// One image file.

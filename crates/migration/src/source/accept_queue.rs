@@ -10,9 +10,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use godwit_crossing::Set;
 use godwit_engine::ContainerConfig;
 
 use super::{Source, SourceError};
+use crate::crossing::AtRest;
 use crate::listeners::{Listening, Waiting};
 use crate::resources::LocalError;
 
@@ -55,6 +57,7 @@ impl Source {
         &self,
         config: &ContainerConfig,
         listeners: &dyn Listening,
+        (crosses, at_rest): (Option<Set>, &mut Vec<AtRest>),
     ) -> Result<(), SourceError> {
         let mut runs = RUNS.0;
         while let Some(waiting) = listeners.waiting().map_err(|source| failed(config, source))? {
@@ -63,9 +66,9 @@ impl Source {
                 return Err(SourceError::NotAccepted { port, connections });
             }
             tracing::debug!(service = %self.service.name, ?waiting, "connections wait to be accepted");
-            self.local.engine.thaw(config).await?;
+            self.let_run(config, crosses).await?;
             tokio::time::sleep(runs).await;
-            self.local.engine.freeze(config).await?;
+            *at_rest = self.freeze_again(config, crosses).await?;
             runs *= 2;
         }
         Ok(())

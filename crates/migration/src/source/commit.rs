@@ -1,7 +1,7 @@
 //! Last: the destination owns the service. Nothing is undone from here on, and work that fails is tried again.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
@@ -12,6 +12,7 @@ use super::recorder::Recorder;
 use super::rest::{Left, Rest, acknowledged, let_go, retain};
 use super::streams::Streams;
 use super::{Source, serve};
+use crate::crossing::REWRITING;
 use crate::failpoint;
 use crate::link::{Link, LinkError};
 use crate::message::Message;
@@ -69,7 +70,11 @@ impl Source {
                 self.acknowledged();
                 report.cutover_ms += f64::from(there.cutover_us) / 1e3;
                 (report.held_frames, report.held_dropped) = (there.held_frames, there.held_dropped);
-                recorder.there = there.timeline.unwrap_or_default();
+                let timeline = there.timeline.unwrap_or_default();
+                let rewriting = timeline.spans.iter().find(|span| span.what == REWRITING);
+                let rewriting = rewriting.map(|span| Duration::from_micros(span.us));
+                report.rewrite_ms = rewriting.unwrap_or_default().as_secs_f64() * 1e3;
+                recorder.there = timeline;
                 recorder.confirmed = true;
             }
             Ok(other) => {

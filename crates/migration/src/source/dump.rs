@@ -25,6 +25,7 @@ use super::residual::Residual;
 use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
+use crate::crossing::AtRest;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::Link;
@@ -119,7 +120,7 @@ impl Handing<'_> {
         source.local.network.close(&source.service).await?;
         recorder.report.cutover_ms += ms_since(cutting);
         source.timeline.note("close port", cutting);
-        let KernelState { criu, mut options, keep_stopped, shared } = kernel;
+        let KernelState { criu, mut options, keep_stopped, at_rest, shared } = kernel;
         let Memory { mut pages, found, leave } = memory;
         let (segments, names) = (pages.tell(), pages.names());
         for (patch, external) in pages.external_segments() {
@@ -159,7 +160,7 @@ impl Handing<'_> {
                 link,
                 recorder,
                 (files, names),
-                (dump, keep_stopped, tcp_inline),
+                (dump, keep_stopped, at_rest, tcp_inline),
                 &milestones
             ),
             source.sync_storage(),
@@ -246,7 +247,7 @@ impl Handing<'_> {
         link: &mut Link,
         recorder: &mut Recorder,
         (files, names): (LastFiles, Vec<Names>),
-        (dump, keep_stopped, tcp_inline): (Dumping, Vec<u32>, bool),
+        (dump, keep_stopped, at_rest, tcp_inline): (Dumping, Vec<u32>, Vec<AtRest>, bool),
         milestones: &Milestones,
     ) -> Result<(), SourceError> {
         let (source, deadline) = (self.source, self.deadline);
@@ -283,7 +284,7 @@ impl Handing<'_> {
         let files = images.finish().await?;
         recorder.report.dump_bytes += images.bytes();
         drop(images);
-        link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped })).await?;
+        link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped, at_rest })).await?;
         match link.receive().await? {
             Message::ImagesReceived => source.timeline.tells(),
             other => return Err(link.unexpected(&other, "ImagesReceived").into()),

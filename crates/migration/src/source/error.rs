@@ -62,6 +62,9 @@ pub enum SourceError {
         /// For how long nothing came of it.
         seconds: f64,
     },
+    /// Processes that are to go on under other executables do not come to rest.
+    #[error("{0}")]
+    NotAtRest(String),
     /// CRIU cannot dump what is in no process.
     #[error(
         "{connections} connections to port {port} wait for the service to accept them, which it does not do; it can move when none wait"

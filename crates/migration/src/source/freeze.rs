@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use godwit_criu::{DumpOptions, Memory as DumpMemory};
+use godwit_crossing::Set;
 use godwit_engine::{ContainerConfig, ContainerStatus, DumpTarget, EngineError, Tmpfs, tree};
 use godwit_memory::mappings;
 
@@ -15,6 +16,7 @@ use super::reserve::Agreed;
 use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
+use crate::crossing::AtRest;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images::ImageTmpfs;
@@ -62,6 +64,8 @@ pub(super) struct KernelState {
     pub(super) criu: Box<dyn Dump>,
     pub(super) options: DumpOptions,
     pub(super) keep_stopped: Vec<u32>,
+    /// All processes, where they go on under other executables.
+    pub(super) at_rest: Vec<AtRest>,
     /// Whether shared memory goes over the streams.
     pub(super) shared: bool,
 }
@@ -120,15 +124,16 @@ impl Source {
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
         self.local.network.bar_newcomers(&self.service).await?;
-        self.step("freeze", 0, recorder.report.memory_bytes);
-        let target = self.with_copies(self.freeze_alone(recorder, &config, listeners).await?)?;
+        let freezing = self.freeze_alone(recorder, &config, (listeners, agreed.crosses));
+        let (target, mut at_rest) = freezing.await?;
+        let target = self.with_copies(target)?;
         // From here nothing is acknowledged to clients that the dump would not hold; what they send
         // waits at the destination, so that they need not wait out a retransmission.
         let cutting = Instant::now();
         self.local.network.steer(&self.service, agreed.vtep).await?;
         recorder.report.cutover_ms = ms_since(cutting);
         self.timeline.note("steer frames", cutting);
-        self.accept_waiting(&config, listeners).await?;
+        self.accept_waiting(&config, listeners, (agreed.crosses, &mut at_rest)).await?;
         let keep_stopped = self.local.engine.stopped_processes(&config).await?;
         let sessions = self.local.engine.hold_sessions(&config).await?;
         for (name, content) in target.extra_files.iter().chain(&sessions) {
@@ -156,7 +161,7 @@ impl Source {
         recorder.end("freeze");
         failpoint::point("source.frozen").await;
         let options = dump_options(&target, (tmpfs, &memory.0), agreed.tcp_inline, mappings);
-        let kernel = KernelState { criu, options, keep_stopped, shared: agreed.sends_shared() };
+        let kernel = KernelState { criu, options, keep_stopped, at_rest, shared: agreed.sends_shared() };
         Ok((kernel, memory, files))
     }
 
@@ -166,20 +171,20 @@ impl Source {
         &self,
         recorder: &mut Recorder,
         config: &ContainerConfig,
-        listeners: &dyn Listening,
-    ) -> Result<DumpTarget, SourceError> {
+        (listeners, crosses): (&dyn Listening, Option<Set>),
+    ) -> Result<(DumpTarget, Vec<AtRest>), SourceError> {
         let (mut tries, trying) = (0, Instant::now());
         loop {
             tries += 1;
             self.settle_openings(config, listeners).await?;
             recorder.freezes();
             let begun = Instant::now();
-            self.local.engine.freeze(config).await?;
+            let at_rest = self.stop(recorder, config, crosses).await?;
             let target = self.local.engine.dump_target(config).await;
             self.timeline.note("stop", begun);
             let again = tries < FREEZES && trying.elapsed() < FREEZING;
             if again && matches!(target, Err(EngineError::Occupied { .. })) {
-                self.local.engine.thaw(config).await?;
+                self.let_run(config, crosses).await?;
                 self.until_thawed(config).await?;
                 recorder.thaws();
                 // Whoever wants to connect need not wait as long as that takes.
@@ -190,7 +195,7 @@ impl Source {
                 self.local.network.bar_newcomers(&self.service).await?;
                 continue;
             }
-            return Ok(target?);
+            return Ok((target?, at_rest));
         }
     }
 

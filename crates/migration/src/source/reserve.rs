@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_criu::Version;
+use godwit_criu::images::page_size;
+use godwit_crossing::Set;
 use godwit_engine::image::Digest;
 use godwit_engine::tree;
 use godwit_engine::{ContainerConfig, Engines, Mount, MountKind, OnMove};
@@ -21,6 +23,7 @@ use super::{Source, SourceError};
 use crate::ahead::Lent;
 use crate::bound;
 use crate::cpu::{cpu_flags, needed};
+use crate::crossing::{CrossingOffer, processes};
 use crate::images::KERNEL_STATE_BYTES;
 use crate::journal::now_ms;
 use crate::link::{Link, LinkError};
@@ -29,9 +32,15 @@ use crate::message::{Accepted, Layer, Message, OLDEST_PROTOCOL_VERSION, Open, PR
 use crate::needs::KernelNeeds;
 use crate::page_hash::{EarlierVisit, PageKey, no_hashes};
 use crate::report::ms_since;
+use crate::resources::LocalError;
 use crate::retained;
 use crate::service::{Attachment, Service};
 use crate::storage::{self, Marks};
+
+/// How often processes are looked at that may go on under other executables, while some seem to be of another kind, and how long
+/// after each look.
+const CROSSING_LOOKS: u32 = 4;
+const CROSSING_PAUSE: Duration = Duration::from_millis(5);
 
 /// What the two nodes agree on for one migration.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +62,8 @@ pub(super) struct Agreed {
     pub(super) vtep: Ipv4Addr,
     /// Most bytes of images.
     pub(super) images: u64,
+    /// The instruction set of the executables under which it goes on, where these are the destination's own.
+    pub(super) crosses: Option<Set>,
 }
 
 impl Agreed {
@@ -109,6 +120,10 @@ impl Source {
         plan.tell(report);
         report.criu_there = self.criu_there(&accepted).await?;
         report.memory_bytes = memory;
+        let crosses = self.crosses(&accepted)?;
+        if crosses.is_some() {
+            self.check_not_stopped(&config).await?;
+        }
         let kinds = self.kinds(&accepted, plan.mode).await?;
         let agreed = Agreed {
             ahead: accepted.ahead,
@@ -119,7 +134,9 @@ impl Source {
             tmpfs: self.streams(&accepted, plan.mode) && accepted.tmpfs,
             vtep: self.local.cluster.vtep(&self.destination)?,
             images: memory + KERNEL_STATE_BYTES,
+            crosses,
         };
+        report.set = agreed.crosses.map(|set| set.name().to_owned()).unwrap_or_default();
         let visit = match accepted.retained {
             true => self.learn_retained(link, &accepted.key).await?,
             false => EarlierVisit::none(),
@@ -135,6 +152,21 @@ impl Source {
             false => tree,
         };
         Ok(Reserved { agreed, plan, visit, layers, tree, first, ahead, accepted, marks })
+    }
+
+    /// The set under whose executables the destination has it go on.
+    fn crosses(&self, accepted: &Accepted) -> Result<Option<Set>, LinkError> {
+        if accepted.crosses.is_empty() {
+            return Ok(None);
+        }
+        let set = Set::ALL.into_iter().find(|set| set.name() == accepted.crosses);
+        // Only for another set, unless it was asked for in any case.
+        let set = set.filter(|set| self.options.cross || Some(*set) != Set::native());
+        set.map(Some).ok_or_else(|| LinkError::Unexpected {
+            node: self.destination.clone(),
+            got: "an instruction set that the service is not to go on by",
+            wanted: "another one",
+        })
     }
 
     /// Whether what others than CRIU bring goes over the streams. A limit must count it, too.
@@ -201,7 +233,35 @@ impl Source {
             output_pipes: self.local.engine.output_pipes(config).await?.into(),
             needs: Some(self.kernel_needs(config).await?),
             waits_for_registry: true,
+            crossing: self.crossing_offer(config).await?,
         })
+    }
+
+    /// What the destination is told of processes that may go on under other executables; nothing where none can.
+    async fn crossing_offer(&self, config: &ContainerConfig) -> Result<Option<CrossingOffer>, SourceError> {
+        let always = self.options.cross;
+        let mut looks = 1..CROSSING_LOOKS;
+        loop {
+            let pids = self.local.engine.processes(config).await?;
+            let seen = tokio::task::spawn_blocking(move || processes::see_all(&pids)).await?;
+            let seen = seen.map_err(LocalError::from)?;
+            let built = seen.iter().filter(|(process, _)| process.record.is_ok()).count();
+            if built == 0 && !always {
+                return Ok(None);
+            }
+            // One that is about to begin another program has no memory for a moment.
+            if built == seen.len() || looks.next().is_none() {
+                let offer = CrossingOffer::of(seen, page_size(), always);
+                return match offer {
+                    None if always => Err(SourceError::NotEligible(vec![format!(
+                        "service {} has more processes than can go on under other executables",
+                        self.service.name
+                    )])),
+                    offer => Ok(offer),
+                };
+            }
+            tokio::time::sleep(CROSSING_PAUSE).await;
+        }
     }
 
     async fn kernel_needs(&self, config: &ContainerConfig) -> Result<KernelNeeds, SourceError> {
@@ -390,6 +450,8 @@ impl Source {
             "services with a --network-alias"
         } else if !accepted.parts_of_mounts && self.has_parts_of_mounts()? {
             "single files that go along, and volumes of an engine that stay"
+        } else if self.options.cross && accepted.crosses.is_empty() {
+            "processes that go on under other executables"
         } else if self.options.prepares && !accepted.retains {
             "migrations that are only prepared"
         } else if !self.options.prepares

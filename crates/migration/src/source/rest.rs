@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use godwit_database::blocking::off_worker;
 
+use super::park::forget_rest;
 use super::serve;
 use super::undo::put_back;
 use crate::images;
@@ -56,6 +57,7 @@ pub(crate) async fn let_go(
     // When it comes back, it has moved twice.
     local.clear_copy(service, (destination, service.epoch.saturating_add(2))).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
+    forget_rest(local, id)?;
     Ok(local.journal.let_go(id, reason)?)
 }
 

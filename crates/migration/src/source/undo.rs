@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use godwit_engine::{ContainerStatus, EngineError};
 
+use super::park::{forget_rest, may_rest, tell_all, until_all_go_on};
 use crate::hooks::{self, HookPoint};
 use crate::images;
 use crate::journal::Stage;
@@ -50,7 +51,7 @@ pub(crate) async fn put_back(
             }
         }
     }
-    let mut went_on = None;
+    let (mut went_on, may_rest) = (None, may_rest(local, id));
     if frozen {
         // Before anything reaches its sockets.
         match local.engine.recover(&local.config(service)).await {
@@ -66,12 +67,19 @@ pub(crate) async fn put_back(
         local.standstills.speak(service).await?;
         local.standstills.say_again(service);
         local.engine.release_sessions(&local.config(service)).await;
+        if may_rest {
+            // Those that cannot be told now are told when they run.
+            tell_all(local, service).await;
+        }
         match local.engine.thaw(&local.config(service)).await {
             Err(EngineError::NotFound(_)) => {}
             done => done?,
         }
         went_on = Some(Instant::now());
         local.standstills.stand_down(service).await;
+        if may_rest && let Err(error) = until_all_go_on(local, service).await {
+            return Ok(PutBack { told: frozen, went_on, noted: Err(error) });
+        }
     } else {
         // Users at the terminals of what has been killed hear of it.
         local.engine.release_sessions(&local.config(service)).await;
@@ -80,6 +88,7 @@ pub(crate) async fn put_back(
     // It may have been slowed to make copying converge.
     local.engine.limit_cpu(&local.config(service), service.cpu_millis).await?;
     images::remove(local.mounts.as_ref(), &local.layout.migration(id))?;
+    forget_rest(local, id)?;
     let noted = local.journal.set(id, Stage::Aborted, reason).map_err(LocalError::from);
     Ok(PutBack { told: frozen, went_on, noted })
 }

@@ -23,7 +23,8 @@ pub(super) const ALL: [(&str, Draw); 5] = [
 ];
 
 /// The colours of the phases of the frozen time, in their order.
-const PHASES: [(&str, RGBColor); 6] = [
+const PHASES: [(&str, RGBColor); 7] = [
+    ("rest", GREY),
     ("freeze", SKY),
     ("dump", BLUE),
     ("transfer", ORANGE),
