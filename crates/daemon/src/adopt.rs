@@ -150,6 +150,7 @@ pub(crate) fn describe(
         image_digest: None,
         image_id: None,
         layers: Vec::new(),
+        platforms: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),
         mounts: Vec::new(),

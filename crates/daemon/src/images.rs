@@ -2,7 +2,7 @@
 //!
 //! The client pulls, with its user's credentials, and hands over a layout; here it is verified and unpacked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -74,16 +74,15 @@ async fn shown(node: &Arc<Node>, images: Vec<NamedImage>) -> Result<Vec<api::Ima
         let image = named.image;
         let layers: Vec<_> = image.layers.iter().map(ToString::to_string).collect();
         let runs = services.iter().map(|owned| &owned.service).filter(|service| service.layers == layers);
+        let blobs: BTreeSet<_> = image.blobs().collect();
+        let bytes =
+            blobs.into_iter().filter_map(|blob| sizes.get(blob)).copied().fold(0, u64::saturating_add);
         api::Image {
             services: runs.map(|service| service.name.to_string()).collect(),
             reference: image.reference,
             digest: named.digest.to_string(),
             architecture: image.architecture,
-            bytes: image
-                .layers
-                .iter()
-                .filter_map(|layer| sizes.get(layer))
-                .fold(0, |all, bytes| all.saturating_add(*bytes)),
+            bytes,
             pulled_ms: named.pulled_ms,
             layers,
         }

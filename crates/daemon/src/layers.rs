@@ -1,6 +1,6 @@
 //! The layers of images on this node: listed, removed on request, and collected by themselves.
 //!
-//! A layer is in use while a service of this node or an unfinished migration names it. An unused one stays for some time,
+//! A layer is in use while a service of this node or an unfinished migration names it, also as one of another platform. An unused one stays for some time,
 //! so that a service that comes back brings no layers along; for less time when the disk runs short. The layers of an
 //! image that was pulled stay for as long as there is room: a node may have lost its registry when it needs them again.
 
@@ -31,8 +31,7 @@ fn used(node: &Node) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {
         node.local().journal.unfinished().map_err(internal)?.into_iter().map(|entry| entry.service);
     let mut used: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for service in services.chain(migrating) {
-        for layer in &service.layers {
-            let digest = layer.parse().map_err(internal)?;
+        for digest in service.blobs().map_err(internal)? {
             used.entry(digest).or_default().insert(service.name.to_string());
         }
     }
@@ -129,8 +128,8 @@ fn choose_all(
     }
     let is_meant = |named: &&NamedImage| wanted.iter().any(|text| means(text, named));
     let (going, staying): (Vec<_>, Vec<_>) = images.iter().partition(is_meant);
-    let needed: BTreeSet<_> = staying.iter().flat_map(|named| &named.image.layers).collect();
-    let freed = going.iter().flat_map(|named| &named.image.layers);
+    let needed: BTreeSet<_> = staying.iter().flat_map(|named| named.image.blobs()).collect();
+    let freed = going.iter().flat_map(|named| named.image.blobs());
     let mut digests: BTreeSet<_> =
         freed.filter(|layer| !needed.contains(layer) && !used.contains_key(layer)).cloned().collect();
     let names: Vec<_> = going.iter().map(|named| named.image.reference.clone()).collect();
@@ -196,8 +195,8 @@ fn collect(node: &Node, keep: Duration) -> Result<(), Status> {
     let used = used(node)?;
     // In this way their last use is known to within a period.
     used.keys().try_for_each(|digest| store.touch(digest)).map_err(internal)?;
-    let named: BTreeSet<_> =
-        store.all_named().map_err(internal)?.into_iter().flat_map(|named| named.image.layers).collect();
+    let images = store.all_named().map_err(internal)?;
+    let named: BTreeSet<_> = images.iter().flat_map(|named| named.image.blobs()).collect();
     let unused = store.layers().map_err(internal)?.into_iter();
     let (pulled, unused): (Vec<_>, Vec<_>) = unused
         .filter(|layer| !used.contains_key(&layer.digest))
@@ -248,6 +247,8 @@ fn shortage(store: &Store) -> Result<u64, Status> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use godwit_engine::image::PlatformLayers;
+
     use super::*;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -290,6 +291,7 @@ mod tests {
                 architecture: "amd64".into(),
                 reference: reference.into(),
                 id: None,
+                platforms: Vec::new(),
             },
             pulled_ms: 0,
         };
@@ -313,6 +315,42 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_other_platforms_go_with_their_image_and_stay_with_it() {
+        let (all, _) = layers(&[1, 2, 3]);
+        let digests: Vec<_> = all.iter().map(|layer| layer.digest.clone()).collect();
+        // The first layer is common to both platforms.
+        let arm64 = PlatformLayers {
+            machine: "aarch64".into(),
+            layers: vec![digests[0].clone(), digests[2].clone()],
+            id: None,
+        };
+        let image = |reference: &str, own: &[Digest], platforms| NamedImage {
+            digest: digests[0].clone(),
+            image: godwit_engine::image::Image {
+                layers: own.to_vec(),
+                config: godwit_engine::image::ImageConfig::default(),
+                architecture: "amd64".into(),
+                reference: reference.into(),
+                id: None,
+                platforms,
+            },
+            pulled_ms: 0,
+        };
+        let images =
+            [image("both", &digests[..2], vec![arm64.clone()]), image("one", &digests[..1], Vec::new())];
+        let chosen = |images: &[NamedImage], wanted: &str, used: &BTreeMap<_, _>| {
+            choose_all(&[wanted.to_owned()], all.clone(), images, used).unwrap().layers
+        };
+        let unused = BTreeMap::new();
+        assert_eq!(chosen(&images, "both", &unused), all[1..]);
+        assert_eq!(chosen(&images[..1], "both", &unused), all);
+        let used = BTreeMap::from([(digests[2].clone(), BTreeSet::from(["web".to_owned()]))]);
+        assert_eq!(chosen(&images, "both", &used), all[1..2]);
+        let other = image("other", &digests[1..2], vec![arm64]);
+        assert_eq!(chosen(&[images[0].clone(), other], "both", &unused), []);
+    }
+
+    #[test]
     fn an_image_is_meant_by_its_reference_and_by_its_digest() {
         let digest: Digest = format!("sha256:{}", "ab".repeat(32)).parse().unwrap();
         let named = |reference: &str| NamedImage {
@@ -323,6 +361,7 @@ mod tests {
                 architecture: "amd64".into(),
                 reference: reference.into(),
                 id: None,
+                platforms: Vec::new(),
             },
             pulled_ms: 0,
         };

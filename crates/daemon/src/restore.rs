@@ -239,6 +239,7 @@ fn of_podman(theirs: Theirs, start: &RestoreStart) -> Result<Service, Status> {
         image_digest: None,
         image_id: Some(theirs.image_id),
         layers: Vec::new(),
+        platforms: Vec::new(),
         command: theirs.command,
         env: theirs.env,
         mounts: theirs.mounts,
@@ -360,7 +361,11 @@ async fn layers(
             None if digests.is_empty() => {
                 Err(Status::invalid_argument("the archive is refused: it names no layer"))
             }
-            None => Ok(()),
+            None => {
+                // What the node of the archive could have sent on, this one cannot.
+                service.platforms.retain(|other| other.layers.iter().all(|layer| store.has_blob(layer)));
+                Ok(())
+            }
             Some(lacking) => Err(Status::failed_precondition(format!(
                 "the service of the archive was made from {}, and this node does not have its layer {lacking}; give the image with --image, or the directory with --rootfs DIR",
                 service.image
@@ -394,6 +399,7 @@ fn take_layers(
         )));
     }
     service.layers = found;
+    service.platforms.clone_from(&image.platforms);
     let id = image.id.as_ref().map(ToString::to_string);
     service.image_id = match is_file || is_own {
         // An archive that Podman has written of its image may have another configuration.

@@ -313,6 +313,7 @@ fn describe(
         image_digest,
         image_id: image.id.as_ref().map(ToString::to_string),
         layers: image.layers.iter().map(ToString::to_string).collect(),
+        platforms: image.platforms.clone(),
         command,
         env,
         mounts: convert::mounts(&request.mounts)?,

@@ -4,7 +4,7 @@
 //! <store>/blobs/sha256/<hex>        layers as they were received: verified, never changed
 //!         layers/sha256/<hex>/      the same layers unpacked, for overlayfs; <hex> is the blob's
 //!         diff_ids/sha256/<hex>     digest of the layer's tar stream and its bytes, a line each; the file's time
-//!                                   of change is that of the layer's last use
+//!                                   of change is that of the layer's last use, where it is not unpacked the blob's
 //!         names/<hex>               images by name: `named.rs`
 //!         tmp/                      what is being made; emptied when a store is opened
 //!         lock                      held shared by every user, alone while tmp is emptied
@@ -13,6 +13,7 @@
 //! An unpacked layer has the name of its **blob's** digest, not of its diff id: manifests list
 //! blobs, nodes ask each other for blobs, and a blob can be checked while it is received, before
 //! anything is unpacked. The same content compressed in two ways is unpacked twice; that is rare.
+//! Of other platforms' layers there is the blob alone (`platforms.rs`).
 //!
 //! A blob or layer is made below `tmp`, written to disk, and renamed to its place, so what has
 //! its final name is whole, also after a crash.
@@ -27,6 +28,7 @@ pub(crate) mod layer;
 mod named;
 mod oci;
 mod packed;
+mod platforms;
 mod registry;
 mod store;
 
@@ -40,6 +42,7 @@ pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
 pub use named::NamedImage;
 pub(crate) use packed::{PackError, Packed};
+pub use platforms::{CROSSING, MARKED, MAX_PLATFORMS, PlatformLayers, bounded as bounded_platforms};
 pub(crate) use registry::digest_at_registry;
 pub use registry::{FetchError, Fetched, NotARegistry, Pinned, Registries};
 pub use store::{BlobWriter, Store};
@@ -62,6 +65,17 @@ pub struct Image {
     /// What other engines know it by: the digest of its configuration; none for a directory.
     #[serde(default)]
     pub id: Option<Digest>,
+    /// Its other platforms, of which the store has the blobs alone; none of an image whose service stays on machines of one
+    /// instruction set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded_platforms")]
+    pub platforms: Vec<PlatformLayers>,
+}
+
+impl Image {
+    /// The digests of all blobs that the store keeps for it, those of its other platforms last.
+    pub fn blobs(&self) -> impl Iterator<Item = &Digest> {
+        self.layers.iter().chain(self.platforms.iter().flat_map(|platform| &platform.layers))
+    }
 }
 
 /// The part of an OCI image's configuration that says how to run it.

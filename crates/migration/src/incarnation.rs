@@ -72,6 +72,7 @@ impl Incarnation {
             image_digest: None,
             image_id: None,
             layers: Vec::new(),
+            platforms: Vec::new(),
             command: Vec::new(),
             env: Vec::new(),
             mounts: Vec::new(),

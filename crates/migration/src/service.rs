@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
+use godwit_engine::image::{Digest, DigestError, PlatformLayers, bounded_platforms};
 use godwit_engine::rootfs::Overlay as RootOverlay;
 use godwit_engine::{Confinement, ContainerConfig, Kept, Mount, MountKind, User, files};
 use godwit_names::{MAX_ALIASES, ServiceName, VolumeName, is_alias};
@@ -46,6 +47,11 @@ pub struct Service {
     pub image_id: Option<String>,
     /// Digests of its layers, lowest first.
     pub layers: Vec<String>,
+    /// What its image has for other platforms: layers whose blobs a node keeps to send them to one of such a platform. None of an
+    /// image whose service stays on machines of one instruction set. A node that got the service from one that did not send them
+    /// may lack them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded_platforms")]
+    pub platforms: Vec<PlatformLayers>,
     /// Command with arguments.
     pub command: Vec<String>,
     /// `NAME=VALUE` pairs.
@@ -194,6 +200,41 @@ impl Service {
     /// Whether it may make devices of its own.
     pub(crate) fn makes_devices(&self) -> bool {
         self.confinement.capabilities.iter().any(|name| name == "CAP_MKNOD")
+    }
+
+    /// The digests of all blobs that a node keeps for it: of its layers, and of those of other platforms.
+    ///
+    /// # Errors
+    /// One of its layers has a name that is no digest.
+    pub fn blobs(&self) -> Result<Vec<Digest>, DigestError> {
+        let own = self.layers.iter().map(|layer| layer.parse());
+        let others = self.platforms.iter().flat_map(|platform| &platform.layers).cloned().map(Ok);
+        own.chain(others).collect()
+    }
+
+    /// What its image has for another machine, as `uname -m` names it.
+    #[must_use]
+    pub fn platform(&self, machine: &str) -> Option<&PlatformLayers> {
+        self.platforms.iter().find(|platform| platform.machine == machine)
+    }
+
+    /// Makes the layers that its image has for machine `to` its own, and the present ones those of another platform, `from`.
+    /// `false`, and nothing has changed: its image has none for `to`.
+    ///
+    /// # Errors
+    /// One of its layers has a name that is no digest.
+    pub fn change_platform(&mut self, from: &str, to: &str) -> Result<bool, DigestError> {
+        let Some(at) = self.platforms.iter().position(|platform| platform.machine == to) else {
+            return Ok(false);
+        };
+        let layers = self.layers.iter().map(|layer| layer.parse()).collect::<Result<_, _>>()?;
+        // What is no digest was noted of another engine's image.
+        let id = self.image_id.as_ref().and_then(|id| id.parse().ok());
+        let own = PlatformLayers { machine: from.to_owned(), layers, id };
+        let other = std::mem::replace(&mut self.platforms[at], own);
+        self.layers = other.layers.iter().map(ToString::to_string).collect();
+        self.image_id = other.id.as_ref().map(ToString::to_string);
+        Ok(true)
     }
 
     /// Whether its further names can be such.
@@ -386,6 +427,7 @@ pub(crate) mod tests {
             image_digest: None,
             image_id: None,
             layers: vec!["sha256:00".into()],
+            platforms: Vec::new(),
             command: vec!["redis-server".into()],
             env: vec!["A=b".into()],
             mounts: vec![Mount {
@@ -415,6 +457,67 @@ pub(crate) mod tests {
     fn a_service_is_the_same_after_its_way_over_the_wire() {
         let text = serde_json::to_string(&service()).unwrap();
         assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), service());
+    }
+
+    fn digest(of: &str) -> Digest {
+        Digest::of(of.as_bytes())
+    }
+
+    /// Of an image for two platforms, on an x86-64 node.
+    fn for_two_platforms() -> Service {
+        let (layers, id) = (vec![digest("common"), digest("arm64")], Some(digest("configuration of arm64")));
+        let arm64 = PlatformLayers { machine: "aarch64".into(), layers, id };
+        let own = ["common", "amd64"].map(|layer| digest(layer).to_string());
+        let image_id = Some(digest("configuration of amd64").to_string());
+        Service { layers: own.into(), image_id, platforms: vec![arm64], ..service() }
+    }
+
+    #[test]
+    fn a_service_of_one_platform_is_for_older_nodes_what_it_was() {
+        let text = serde_json::to_string(&service()).unwrap();
+        assert!(!text.contains("platforms"), "{text}");
+        assert_eq!(serde_json::from_str::<Service>(&text).unwrap().platforms, []);
+        let text = serde_json::to_string(&for_two_platforms()).unwrap();
+        assert_eq!(serde_json::from_str::<Service>(&text).unwrap(), for_two_platforms());
+    }
+
+    #[test]
+    fn a_service_with_platforms_that_cannot_be_is_not_read() {
+        let refused = |platforms: serde_json::Value| {
+            let mut other = serde_json::to_value(service()).unwrap();
+            other["platforms"] = platforms;
+            serde_json::from_value::<Service>(other).unwrap_err().to_string()
+        };
+        let platform = |machine: &str, layers: usize| serde_json::json!({"machine": machine, "layers": vec![digest("x"); layers]});
+        for (platforms, why) in [
+            (vec![platform("aarch64", 1), platform("aarch64", 1)], "aarch64 is among the platforms twice"),
+            (vec![platform("aarch64", 201)], "201 layers for aarch64, and at most 200 can be stacked"),
+            (vec![platform("../x", 1)], r#""../x" cannot be the name of a machine"#),
+            (vec![platform(&"m".repeat(33), 1)], "cannot be the name of a machine"),
+            ((0..5).map(|nth| platform(&format!("m{nth}"), 1)).collect(), "5 further platforms"),
+            (
+                vec![serde_json::json!({"machine": "aarch64", "layers": ["../x"]})],
+                r#""../x" is not a digest"#,
+            ),
+        ] {
+            let said = refused(platforms.into());
+            assert!(said.contains(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_service_that_changes_its_platform_can_change_back() {
+        let mut moved = for_two_platforms();
+        assert_eq!(moved.platform("aarch64").unwrap().layers, [digest("common"), digest("arm64")]);
+        assert_eq!(moved.blobs().unwrap().len(), 4);
+        assert!(moved.change_platform("x86_64", "aarch64").unwrap());
+        assert_eq!(moved.layers, ["common", "arm64"].map(|layer| digest(layer).to_string()));
+        assert_eq!(moved.image_id, Some(digest("configuration of arm64").to_string()));
+        assert_eq!(moved.platform("x86_64").unwrap().layers, [digest("common"), digest("amd64")]);
+        assert!(moved.platform("aarch64").is_none() && moved.blobs().unwrap().len() == 4);
+        assert!(!moved.clone().change_platform("aarch64", "riscv64").unwrap());
+        assert!(moved.change_platform("aarch64", "x86_64").unwrap());
+        assert_eq!(moved, for_two_platforms());
     }
 
     #[test]

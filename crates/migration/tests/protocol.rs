@@ -189,6 +189,7 @@ fn entry(row: &Row) -> Entry {
         image: String::new(),
         image_digest: None,
         image_id: None,
+        platforms: Vec::new(),
         layers: Vec::new(),
         command: Vec::new(),
         env: Vec::new(),

@@ -70,6 +70,7 @@ impl Store {
             architecture: machine_architecture().to_owned(),
             reference: directory.display().to_string(),
             id: None,
+            platforms: Vec::new(),
         })
     }
 }

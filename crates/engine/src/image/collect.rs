@@ -97,11 +97,17 @@ impl Store {
     /// Notes that a service uses the layer.
     pub fn touch(&self, digest: &Digest) -> Result<(), ImageError> {
         let fault = |error| self.fault(&format!("note the use of layer {digest}"), error);
-        match fs::File::open(self.directory().join(NOTE).join(digest.hex())) {
-            Ok(note) => note.set_times(FileTimes::new().set_modified(SystemTime::now())).map_err(fault),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(fault(error)),
+        // A layer of another platform is not unpacked: its blob alone is there.
+        for part in [NOTE, BLOBS] {
+            match fs::File::open(self.directory().join(part).join(digest.hex())) {
+                Ok(file) => {
+                    return file.set_times(FileTimes::new().set_modified(SystemTime::now())).map_err(fault);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(fault(error)),
+            }
         }
+        Ok(())
     }
 
     /// Of the blob, and of the tar stream that was unpacked.
@@ -121,10 +127,10 @@ impl Store {
         Ok(blob.saturating_add(unpacked))
     }
 
-    /// Of a layer that is not unpacked, when it came.
+    /// Of a layer that was not used, when it came.
     fn last_used(&self, digest: &Digest) -> Result<Option<SystemTime>, ImageError> {
         let fault = |error| self.fault(&format!("examine layer {digest}"), error);
-        for part in [NOTE, "blobs/sha256", "layers/sha256"] {
+        for part in [NOTE, BLOBS, "layers/sha256"] {
             match fs::symlink_metadata(self.directory().join(part).join(digest.hex())) {
                 Ok(metadata) => return metadata.modified().map(Some).map_err(fault),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -137,6 +143,8 @@ impl Store {
 
 /// Whose time of change is that of the last use.
 const NOTE: &str = "diff_ids/sha256";
+/// The same of a layer that is not unpacked.
+const BLOBS: &str = "blobs/sha256";
 
 impl Collector<'_> {
     /// Takes a layer out of the store. Its files are deleted by [`Collector::delete`]; after a crash, when the store

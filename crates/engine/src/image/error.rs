@@ -191,6 +191,14 @@ pub enum ArchiveFault {
         /// What is needed.
         wanted: &'static str,
     },
+    /// The index of an image of several platforms contradicts one of them.
+    #[error("its index has an image for {said}, and the image says that it is for {found}; pack it again")]
+    OtherPlatform {
+        /// Of the index.
+        said: String,
+        /// Of the image.
+        found: String,
+    },
     /// There are several images.
     #[error("it holds several images ({names}); name one of them as PATH:NAME or export one alone")]
     Several {

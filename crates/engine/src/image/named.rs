@@ -5,6 +5,7 @@
 //! ```
 //!
 //! A record keeps no layer. It counts while all its layers are in the store, and is removed once one is gone.
+//! Of its other platforms' layers the blobs count.
 
 use std::fs;
 use std::io::{self, Read};
@@ -47,7 +48,7 @@ impl Store {
         };
         keep().map_err(|error| self.fault(&format!("note image {}", named.image.reference), error))?;
         // What has just been pulled is not the first to go.
-        for layer in &named.image.layers {
+        for layer in named.image.blobs() {
             if let Err(error) = self.touch(layer) {
                 tracing::warn!(%error, "the use of a layer is not noted");
             }
@@ -71,7 +72,8 @@ impl Store {
     }
 
     fn is_whole(&self, image: &Image) -> bool {
-        image.layers.iter().all(|layer| self.has_layer(layer) && self.has_blob(layer))
+        image.layers.iter().all(|layer| self.has_layer(layer))
+            && image.blobs().all(|blob| self.has_blob(blob))
     }
 
     fn record(&self, reference: &str) -> PathBuf {

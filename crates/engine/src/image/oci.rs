@@ -5,6 +5,8 @@
 //!                                              └──────> layers   (tar, plain or compressed)
 //! ```
 //!
+//! Of an image that is marked for crossing (`platforms.rs`) the blobs of its other platforms are taken as well.
+//!
 //! An archive is not extracted: its members are found by one pass over the tar's headers, and
 //! read where they are. Every document and layer is checked against the size and digest of what
 //! refers to it, every unpacked layer against its diff id.
@@ -17,10 +19,11 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::OciSpecError;
 use oci_spec::image::{
-    Descriptor, Digest as OciDigest, ImageConfiguration, ImageIndex, ImageManifest, MediaType, OciLayout,
+    Descriptor, Digest as OciDigest, ImageConfiguration, ImageIndex, ImageManifest, MediaType, OciLayout, Os,
 };
 
 use super::archive::{MemberKind, Reader, TarFault};
+use super::platforms::{CROSSING, MARKED, PlatformLayers, machine_of};
 use super::{ArchiveFault, Digest, Image, ImageConfig, ImageError, LayerFault, Store, machine_architecture};
 use crate::rootfs::MAX_LAYERS;
 
@@ -60,6 +63,7 @@ impl Store {
         let layout = Layout::open(&location).map_err(fault)?;
         let found = choose(&layout, wanted.as_deref()).map_err(fault)?;
         found.check_layers().map_err(fault)?;
+        let others = other_platforms(&layout, &found).map_err(fault)?;
         let (diff_ids, layers) = (found.config.rootfs().diff_ids(), found.manifest.layers());
         let mut digests = Vec::with_capacity(layers.len());
         for (descriptor, diff_id) in layers.iter().zip(diff_ids) {
@@ -68,12 +72,24 @@ impl Store {
                 .map_err(|_| fault(ArchiveFault::DigestAlgorithm { digest: diff_id.clone() }))?;
             digests.push(self.import_layer(path, &layout, descriptor, &diff_id)?);
         }
+        let mut platforms = Vec::with_capacity(others.len());
+        for (machine, other) in others {
+            let layers = other.manifest.layers().iter();
+            platforms.push(PlatformLayers {
+                machine: machine.to_owned(),
+                layers: layers
+                    .map(|layer| self.import_blob(path, &layout, layer))
+                    .collect::<Result<_, _>>()?,
+                id: Some(sha256(other.manifest.config().digest()).map_err(fault)?),
+            });
+        }
         Ok(Image {
             layers: digests,
             config: run_config(&found.config),
             architecture: found.config.architecture().to_string(),
             reference: found.name.unwrap_or_else(|| path.display().to_string()),
             id: Some(sha256(found.manifest.config().digest()).map_err(fault)?),
+            platforms,
         })
     }
 
@@ -83,6 +99,27 @@ impl Store {
         layout: &Layout,
         descriptor: &Descriptor,
         diff_id: &Digest,
+    ) -> Result<Digest, ImageError> {
+        let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
+        let digest = self.import_blob(path, layout, descriptor)?;
+        match self.unpack_verified(&digest, diff_id) {
+            Ok(()) => Ok(digest),
+            Err(ImageError::Layer { digest: layer, fault: LayerFault::DiffId { expected, found } }) => {
+                Err(fault(ArchiveFault::DiffId { layer, expected, found }))
+            }
+            Err(ImageError::Layer { digest: layer, fault: source }) => {
+                Err(fault(ArchiveFault::Layer { layer, fault: source }))
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Takes a layer's blob, verified by its digest, if it is not here.
+    fn import_blob(
+        &self,
+        path: &Path,
+        layout: &Layout,
+        descriptor: &Descriptor,
     ) -> Result<Digest, ImageError> {
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let digest = sha256(descriptor.digest()).map_err(fault)?;
@@ -107,16 +144,7 @@ impl Store {
                 other => other,
             })?;
         }
-        match self.unpack_verified(&digest, diff_id) {
-            Ok(()) => Ok(digest),
-            Err(ImageError::Layer { digest: layer, fault: LayerFault::DiffId { expected, found } }) => {
-                Err(fault(ArchiveFault::DiffId { layer, expected, found }))
-            }
-            Err(ImageError::Layer { digest: layer, fault: source }) => {
-                Err(fault(ArchiveFault::Layer { layer, fault: source }))
-            }
-            Err(other) => Err(other),
-        }
+        Ok(digest)
     }
 }
 
@@ -127,9 +155,16 @@ pub(super) struct Found {
     pub(super) manifest: ImageManifest,
     config: ImageConfiguration,
     name: Option<String>,
+    /// Manifests beside it in its index that are marked as the same image for other platforms.
+    beside: Vec<Descriptor>,
 }
 
 impl Found {
+    /// The instruction set and the system that it is for.
+    fn platform(&self) -> (String, String) {
+        (self.config.architecture().to_string(), self.config.os().to_string())
+    }
+
     /// Its layers are ones that can be unpacked, as many as the configuration has.
     pub(super) fn check_layers(&self) -> Result<(), ArchiveFault> {
         let (diff_ids, layers) = (self.config.rootfs().diff_ids().len(), self.manifest.layers());
@@ -184,6 +219,10 @@ pub(super) fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, Arc
         }
         if let Some(mut image) = find(layout, descriptor, 0, &mut passed)? {
             image.name.clone_from(&name);
+            if image.descriptor.digest() == descriptor.digest() {
+                image.beside = marked_beside(&index, descriptor);
+                image.beside.retain(|other| name_of(other) == name);
+            }
             found.push((image, (name, descriptor)));
         }
     }
@@ -241,13 +280,28 @@ fn find(
         let bytes = layout.referred("index", descriptor)?;
         let index = parse(&format!("index {}", descriptor.digest()), ImageIndex::from_reader(&bytes[..]))?;
         for inner in index.manifests() {
-            if let Some(found) = find(layout, inner, depth + 1, passed)? {
+            if let Some(mut found) = find(layout, inner, depth + 1, passed)? {
+                if found.descriptor.digest() == inner.digest() {
+                    found.beside = marked_beside(&index, inner);
+                }
                 return Ok(Some(found));
             }
         }
         passed.documents.insert(descriptor.digest().clone());
         return Ok(None);
     }
+    let found = read_image(layout, descriptor)?;
+    let (architecture, system) = found.platform();
+    if architecture != machine_architecture() || system != "linux" {
+        passed.others.push(platform_name(&architecture, &system));
+        passed.documents.insert(descriptor.digest().clone());
+        return Ok(None);
+    }
+    Ok(Some(found))
+}
+
+/// The image of a manifest.
+fn read_image(layout: &Layout, descriptor: &Descriptor) -> Result<Found, ArchiveFault> {
     check_type("manifest", descriptor.media_type(), &MANIFEST_TYPES)?;
     let bytes = layout.referred("manifest", descriptor)?;
     let manifest =
@@ -256,13 +310,45 @@ fn find(
     let bytes = layout.referred("configuration", manifest.config())?;
     let name = format!("configuration {}", manifest.config().digest());
     let config = parse(&name, ImageConfiguration::from_reader(&bytes[..]))?;
-    let (architecture, system) = (config.architecture().to_string(), config.os().to_string());
-    if architecture != machine_architecture() || system != "linux" {
-        passed.others.push(platform_name(&architecture, &system));
-        passed.documents.insert(descriptor.digest().clone());
-        return Ok(None);
+    Ok(Found { descriptor: descriptor.clone(), manifest, config, name: None, beside: Vec::new() })
+}
+
+/// Of an index with an image, the manifests that are marked as the same image for other platforms.
+fn marked_beside(index: &ImageIndex, own: &Descriptor) -> Vec<Descriptor> {
+    let is_marked = |annotations: &Option<HashMap<String, String>>| {
+        annotations.as_ref().and_then(|all| all.get(CROSSING)).is_some_and(|value| value == MARKED)
+    };
+    let all = is_marked(index.annotations());
+    if !all && !is_marked(own.annotations()) {
+        return Vec::new();
     }
-    Ok(Some(Found { descriptor: descriptor.clone(), manifest, config, name: None }))
+    let beside = index.manifests().iter().filter(|other| other.digest() != own.digest());
+    beside.filter(|other| all || is_marked(other.annotations())).cloned().collect()
+}
+
+/// The images beside one for the other machines that services cross to, one for each.
+fn other_platforms(layout: &Layout, own: &Found) -> Result<Vec<(&'static str, Found)>, ArchiveFault> {
+    let mut found: Vec<(&'static str, Found)> = Vec::new();
+    for descriptor in &own.beside {
+        // One that does not say for what it is counts for nothing: so no more are read than there are machines.
+        let Some(platform) = descriptor.platform().as_ref().filter(|platform| *platform.os() == Os::Linux)
+        else {
+            continue;
+        };
+        let said = platform.architecture().to_string();
+        let Some(machine) = machine_of(&said) else { continue };
+        if said == own.platform().0 || found.iter().any(|(other, _)| *other == machine) {
+            continue;
+        }
+        let image = read_image(layout, descriptor)?;
+        let (architecture, system) = image.platform();
+        if architecture != said || system != "linux" {
+            return Err(ArchiveFault::OtherPlatform { said, found: platform_name(&architecture, &system) });
+        }
+        image.check_layers()?;
+        found.push((machine, image));
+    }
+    Ok(found)
 }
 
 fn platform_name(architecture: &str, system: &str) -> String {

@@ -6,6 +6,7 @@ mod archives;
 mod broken;
 mod layers;
 mod packed;
+mod platforms;
 mod rootfs;
 mod store;
 
