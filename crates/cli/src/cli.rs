@@ -153,12 +153,12 @@ mod tests {
 
     /// What root runs on every node shall not link the lab, the benchmarks or the daemon's parts.
     #[test]
-    fn of_the_workspace_it_needs_the_api_alone() {
+    fn of_the_workspace_it_needs_the_api_and_what_packs_images() {
         let manifest = include_str!("../Cargo.toml");
         let (_, needed) = manifest.split_once("[dependencies]\n").expect("there are some");
         let needed = needed.lines().take_while(|line| !line.starts_with('['));
         let ours: Vec<_> = needed.filter(|line| line.starts_with("godwit")).collect();
-        assert_eq!(ours, ["godwit-api.workspace = true"]);
+        assert_eq!(ours, ["godwit-api.workspace = true", "godwit-pack.workspace = true"]);
     }
 
     #[test]

@@ -14,9 +14,12 @@ const VERBS: &[(&str, &str)] = &[
     ),
     (
         "build",
-        "godwit builds no images: build one with `podman build` or `docker build`, save it as an OCI archive, and give that to `godwit run --image`",
+        "godwit builds no images: build one with `podman build` or `docker build`, save it as an OCI archive, and give that to `godwit run --image`; `godwit image pack` makes one of programs that godwit-cc has built",
     ),
-    ("commit", "godwit makes no images: `godwit cp NAME:/ -` writes a service's files as a tar archive"),
+    (
+        "commit",
+        "godwit makes no images of services: `godwit cp NAME:/ -` writes a service's files as a tar archive",
+    ),
     (
         "compose",
         "godwit reads no compose files: have `docker compose` start the containers and `godwit adopt docker:NAME` each (docs/docker.md), or write a `godwit run` for each service",
@@ -50,22 +53,22 @@ const VERBS: &[(&str, &str)] = &[
     ),
     ("logout", "godwit pulls with skopeo: `skopeo logout REGISTRY` logs out"),
     ("machine", "godwit runs on Linux itself; `godwit lab` makes machines to try it with"),
-    ("manifest", "godwit makes no images"),
+    (
+        "manifest",
+        "`godwit image pack` makes an image for several platforms, of programs that godwit-cc has built",
+    ),
     ("mount", "`godwit cp NAME:/PATH .` copies files out of a service"),
     ("pause", "a service is frozen by a move alone; `godwit kill -s STOP NAME` stops its main process"),
     ("play", "godwit reads no Kubernetes files: write a `godwit run` for each service"),
     ("pod", "services reach each other by their network: `godwit run --network`"),
     ("port", "`godwit ps` shows published ports"),
-    (
-        "push",
-        "godwit makes no images, and sends none to a registry; layers go to another node with a service that moves",
-    ),
+    ("push", "godwit sends no images to a registry; layers go to another node with a service that moves"),
     (
         "rename",
         "a service is known in the whole cluster by its name, which stays: `godwit run --name` gives one to another service",
     ),
     ("rmi", "`godwit image rm IMAGE` removes an image, `godwit image prune` all that are unused"),
-    ("save", "godwit makes no images; layers go to another node with a service that moves"),
+    ("save", "godwit has no images to save; layers go to another node with a service that moves"),
     ("search", "godwit pulls what is named, and searches no registry"),
     ("secret", "godwit keeps no secrets: mount a file (`godwit run -v PATH:TARGET:ro,move=skip`)"),
     (
@@ -87,7 +90,7 @@ const BELOW: &[(&str, &str, &str)] = &[
     (
         "image",
         "build import save tag untag sign",
-        "godwit makes no images: skopeo(1) copies and signs them, `podman build` builds them",
+        "godwit makes images of godwit-cc's programs alone (`godwit image pack`): skopeo(1) copies and signs images, `podman build` builds them",
     ),
     (
         "image",

@@ -1,6 +1,6 @@
 //! `godwit`, the user's command: reads the command line, asks the node's daemon, prints. What it shares with
 //! `godwit-lab` (`crates/lab-cli`), which performs `godwit lab` and `godwit bench`, is public. Of the workspace it depends on
-//! `godwit-api` alone.
+//! `godwit-api` and `godwit-pack` alone.
 //!
 //! ```text
 //!   cli.rs          what can be typed: flags and verbs

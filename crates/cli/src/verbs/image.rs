@@ -1,4 +1,6 @@
-//! `godwit image`: the images and the layers that a node has.
+//! `godwit image`: the images and the layers that a node has, and images of godwit-cc's programs.
+
+mod pack;
 
 use std::process::ExitCode;
 
@@ -15,7 +17,7 @@ use crate::{
 /// Hexadecimal digits of a digest in a table.
 const SHOWN_DIGITS: usize = 12;
 
-/// List and remove the images and layers of a node
+/// List and remove the images and layers of a node, and pack images
 ///
 /// Images come with `godwit pull` and `godwit run`, layers also with services that arrive. What was pulled stays until the
 /// disk runs short. Other unused layers stay for some time, so that a service that comes back does not send them again.
@@ -35,6 +37,11 @@ enum ImageVerb {
     Rm(Remove),
     /// Remove all images and layers that no service uses
     Prune,
+    /// Make an image of programs that godwit-cc has built, for both of its instruction sets
+    ///
+    /// It is an OCI archive for `godwit run --image`. Its service can cross to a node of the other instruction set. The same
+    /// programs and files give the same archive. No daemon is needed.
+    Pack(pack::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -67,6 +74,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         ImageVerb::Ls(List { layers: true, images: args }) => layers(args, global).await,
         ImageVerb::Rm(args) => remove(args.layers, global).await,
         ImageVerb::Prune => remove(Vec::new(), global).await,
+        ImageVerb::Pack(args) => pack::run(args, global),
     }
 }
 
