@@ -44,6 +44,7 @@ mod hooks;
 mod huge_pages;
 mod identity;
 mod image;
+mod image_pack;
 mod ineligible;
 mod input;
 mod ipv6;

@@ -5,7 +5,6 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::ensure;
 use godwit_api::v1::Entrypoint;
 use godwit_pack::{PackError, Packed, Recipe, Run, Twins};
 use serde::Serialize;
@@ -39,11 +38,11 @@ pub(super) struct Args {
     #[arg(short, long, value_name = "NAME[=VALUE]", value_parser = values::env)]
     env: Vec<String>,
     /// Directory inside the container that the program starts in
-    #[arg(short, long, value_name = "DIR", default_value = "")]
-    workdir: String,
+    #[arg(short, long, value_name = "DIR", value_parser = workdir)]
+    workdir: Option<String>,
     /// User that runs the program: UID, UID:GID, or a name that the image knows
-    #[arg(short, long, default_value = "")]
-    user: String,
+    #[arg(short, long)]
+    user: Option<String>,
     /// Name of the image in the archive
     name: String,
     /// Programs: for ./ledger the files ./ledger.x86_64 and ./ledger.aarch64, which get the path /bin/ledger, or PATH
@@ -59,6 +58,11 @@ fn program(text: &str) -> Result<Twins, PackError> {
     }
 }
 
+/// A directory inside a container.
+fn workdir(text: &str) -> Result<String, &'static str> {
+    if text.starts_with('/') { Ok(text.to_owned()) } else { Err("it is not an absolute path") }
+}
+
 /// What was packed, as JSON.
 #[derive(Serialize)]
 struct Shown<'a> {
@@ -69,19 +73,14 @@ struct Shown<'a> {
 }
 
 pub(super) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
-    ensure!(
-        args.workdir.is_empty() || args.workdir.starts_with('/'),
-        "--workdir {}: it is not an absolute path",
-        args.workdir
-    );
     let words = |given: Option<Entrypoint>| given.map(|given| given.words);
     let first = || args.programs.iter().take(1).map(Twins::path).collect();
     let run = Run {
-        user: args.user,
+        user: args.user.unwrap_or_default(),
         env: args.env.into_iter().filter(|entry| !entry.is_empty()).collect(),
         entrypoint: words(args.entrypoint).unwrap_or_else(first),
         cmd: words(args.cmd).unwrap_or_default(),
-        working_dir: args.workdir,
+        working_dir: args.workdir.unwrap_or_default(),
     };
     let recipe = Recipe { name: args.name, programs: args.programs, files: args.add, run };
     let Packed { digest, bytes } = recipe.write(&args.output)?;
