@@ -1,19 +1,12 @@
 //! Images that `godwit image pack` makes of godwit-cc's programs: run, used by their service, and removed. Needs root, and
 //! what `scripts/setup --isa` installs.
 
-use std::{
-    fs,
-    io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddrV4},
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use godwit_isa_programs::compile::Compiler;
 use godwit_tests::Bed;
+use godwit_tests::ledger::{ADDRESS, Client, NAME, PORT};
 use serde_json::Value;
-
-const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 102);
-const PORT: u16 = 7000;
 
 /// The layers of a node, each with its services.
 fn layers(bed: &Bed, node: &str) -> Vec<(String, Value)> {
@@ -40,27 +33,21 @@ fn a_packed_image_runs_crosses_and_has_the_layers_of_both_platforms_while_its_se
     assert!(said.starts_with("ledger:1@sha256:"), "{said}");
     assert_eq!(bed.done("a", &pack), said);
 
-    bed.done("a", &["run", "--name", "ledger", "--ip", &ADDRESS.to_string(), "--image", archive]);
-    let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, PORT));
-    let mut sums = |number: u64| {
-        stream.write_all(&number.to_le_bytes()).unwrap();
-        let mut answer = [0; 32];
-        stream.read_exact(&mut answer).unwrap();
-        u64::from_le_bytes(answer[..8].try_into().unwrap())
-    };
-    assert_eq!(sums(3), 3);
+    bed.done("a", &["run", "--name", NAME, "--ip", &ADDRESS.to_string(), "--image", archive]);
+    let mut client = Client::connect(&bed);
+    client.asks().unwrap();
     // The files, and the programs of each platform.
     let there = layers(&bed, "a");
     assert_eq!(there.len(), 3, "{there:?}");
-    assert!(there.iter().all(|(_, services)| *services == serde_json::json!(["ledger"])), "{there:?}");
+    assert!(there.iter().all(|(_, services)| *services == serde_json::json!([NAME])), "{there:?}");
     assert_eq!(bed.done("a", &["image", "prune"]), "");
     for (digest, _) in &there {
         let refused = bed.godwit("a", &["image", "rm", digest]);
         assert!(refused.stderr.contains("is used by ledger"), "{}", refused.stderr);
     }
 
-    bed.migrate_so("ledger", "a", "b", &["--cross"]);
-    assert_eq!(sums(4), 7);
+    bed.migrate_so(NAME, "a", "b", &["--cross"]);
+    client.asks().unwrap();
     let pruned = bed.done("a", &["image", "prune"]);
     assert_eq!((pruned.lines().count(), layers(&bed, "a").len()), (3, 0), "{pruned}");
 }

@@ -29,7 +29,7 @@ pub const PORT: u16 = 7000;
 const CHILD_EACH: u64 = 100;
 
 /// The words that the service changes by numbers, and has a checksum of.
-const WORDS: u64 = 1 << 18;
+const WORDS: usize = 1 << 18;
 
 /// A root filesystem with nothing but the program of a source in `programs/`, built by godwit-cc for this machine.
 pub fn preset(bed: &Bed, source: &str, arguments: &[&str]) -> Preset {
@@ -71,7 +71,7 @@ impl Client {
     /// Connects.
     pub fn connect(bed: &Bed) -> Self {
         let stream = bed.connect(SocketAddrV4::new(ADDRESS, PORT));
-        Self { stream, sum: 0, sent: 0, children: 1, words: vec![0; WORDS as usize], checksum: 0 }
+        Self { stream, sum: 0, sent: 0, children: 1, words: vec![0; WORDS], checksum: 0 }
     }
 
     /// Sends a number and reads the answer: the instruction set by which it was computed, 1 for x86-64 and 2 for arm64; an
@@ -81,7 +81,9 @@ impl Client {
         let number = if self.sent.is_multiple_of(CHILD_EACH) { 0 } else { self.sent * 7919 };
         self.sum = self.sum.wrapping_add(number);
         self.children += u64::from(number == 0);
-        let word = &mut self.words[(number.wrapping_mul(4099) % WORDS) as usize];
+        // Numbers fit a word of the machine.
+        let at = usize::try_from(number.wrapping_mul(4099)).unwrap_or(0) % WORDS;
+        let word = &mut self.words[at];
         let before = *word;
         *word = before.wrapping_mul(31).wrapping_add(number);
         self.checksum = self.checksum.wrapping_sub(before).wrapping_add(*word);

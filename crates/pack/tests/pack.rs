@@ -1,10 +1,6 @@
 //! What is packed is what nodes and usual tools take, and what cannot be packed is refused with a sentence.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "../../crossing/tests/fixtures/mod.rs"]
-#[allow(dead_code)]
-mod fixtures;
-
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -14,11 +10,37 @@ use godwit_engine::image::{Image, Store};
 use godwit_pack::{PackError, Recipe, Run, Set, Twins};
 use tempfile::TempDir;
 
+/// The ELF machines of the sets.
+const MACHINES: [u16; 2] = [62, 183];
+/// Where the build identity is in an executable of the tests.
+const IDENTITY: usize = 0x1000;
+
+/// An executable that maps nothing but its record.
+fn executable(machine: u16) -> Vec<u8> {
+    let mut file = vec![0; 0x1050];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01");
+    for (at, half) in [(16, 2), (18, machine), (52, 64), (54, 56), (56, 1)] {
+        put(at, &half.to_le_bytes());
+    }
+    // The version, and a part that is loaded and may be written.
+    for (at, word) in [(20, 1), (64, 1), (68, 6_u32)] {
+        put(at, &word.to_le_bytes());
+    }
+    // Where the headers of parts are; offset, address, and bytes in the file and in memory of the one.
+    for (at, long) in [(32, 64), (72, 0x1000), (80, 0x7000_0000), (96, 0x50), (104, 0x50_u64)] {
+        put(at, &long.to_le_bytes());
+    }
+    put(IDENTITY, &[9; 32]);
+    put(IDENTITY + 32, b"GODWREST\x01");
+    file
+}
+
 /// A program of godwit-cc's in a directory; its path without a suffix.
 fn program(directory: &Path, name: &str) -> PathBuf {
     let file = directory.join(name);
-    for (set, machine) in Set::ALL.into_iter().zip(fixtures::MACHINES) {
-        fs::write(of_set(&file, set), fixtures::executable(machine)).unwrap();
+    for (set, machine) in Set::ALL.into_iter().zip(MACHINES) {
+        fs::write(of_set(&file, set), executable(machine)).unwrap();
     }
     file
 }
@@ -95,7 +117,7 @@ fn a_node_runs_its_own_programs_and_keeps_those_of_the_other_set() {
     let at = |layer: usize, name: &str| store.layer_path(&image.layers[layer]).join(name);
     let (own, other) = places();
     for path in ["bin/ledger", "srv/bin/ledger"] {
-        assert_eq!(fs::read(at(1, path)).unwrap(), fixtures::executable(fixtures::MACHINES[own]), "{path}");
+        assert_eq!(fs::read(at(1, path)).unwrap(), executable(MACHINES[own]), "{path}");
         let metadata = fs::metadata(at(1, path)).unwrap();
         assert_eq!((metadata.mode() & 0o7777, metadata.uid(), metadata.mtime()), (0o755, 0, 0), "{path}");
     }
@@ -109,7 +131,7 @@ fn a_node_runs_its_own_programs_and_keeps_those_of_the_other_set() {
     assert!(store.has_blob(&platform.layers[1]) && !store.has_layer(&platform.layers[1]));
     store.unpack(&platform.layers[1]).unwrap();
     let there = fs::read(store.layer_path(&platform.layers[1]).join("bin/ledger")).unwrap();
-    assert_eq!(there, fixtures::executable(fixtures::MACHINES[other]));
+    assert_eq!(there, executable(MACHINES[other]));
 }
 
 #[test]
@@ -164,7 +186,7 @@ fn programs_that_are_no_twins_are_refused_by_name() {
     assert_eq!(said, format!("{} is a program for x86_64, and its name says aarch64", shown(&arm)));
     let said = with(&|| {
         let mut bytes = fs::read(&arm).unwrap();
-        bytes[0x4000] ^= 1;
+        bytes[IDENTITY] ^= 1;
         fs::write(&arm, bytes).unwrap();
     });
     assert_eq!(
