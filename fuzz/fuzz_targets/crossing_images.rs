@@ -94,7 +94,8 @@ fuzz_target!(|input: Input<'_>| {
     let Ok(program) = Program::decode(&file, MODE) else { return };
     let address_end = if input.small_addresses { 1 << 39 } else { 1 << 47 };
     let node = Node { set, page_bytes: PAGE, address_end };
-    let target = Target { node, programs: BTreeMap::from([(PATH.to_vec(), program.clone())]) };
+    let target =
+        Target { node, programs: BTreeMap::from([(PATH.to_vec(), program.clone())]), knows_filters: false };
     let mut record = record();
     for (at, byte) in &input.record {
         let at = usize::from(*at) % record.len();

@@ -1,11 +1,10 @@
 //! Images that `godwit image pack` makes of godwit-cc's programs: run, used by their service, and removed. Needs root, and
 //! what `scripts/setup --isa` installs.
 
-use std::{fs, path::Path};
+use std::fs;
 
-use godwit_isa_programs::compile::Compiler;
 use godwit_tests::Bed;
-use godwit_tests::ledger::{ADDRESS, Client, NAME, PORT};
+use godwit_tests::ledger::{ADDRESS, Client, NAME, PORT, program};
 use serde_json::Value;
 
 /// The layers of a node, each with its services.
@@ -18,9 +17,7 @@ fn layers(bed: &Bed, node: &str) -> Vec<(String, Value)> {
 #[test]
 fn a_packed_image_runs_crosses_and_has_the_layers_of_both_platforms_while_its_service_is_there() {
     let bed = Bed::up("pack");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/ledger.c");
-    let program = bed.scratch().join("ledger");
-    Compiler::godwit().unwrap().build(&[source], &program, &[]).unwrap();
+    let program = program(&bed, "ledger");
     let files = bed.scratch().join("files");
     fs::create_dir_all(files.join("etc")).unwrap();
     fs::write(files.join("etc/motd"), "for both platforms\n").unwrap();
@@ -48,6 +45,10 @@ fn a_packed_image_runs_crosses_and_has_the_layers_of_both_platforms_while_its_se
 
     bed.migrate_so(NAME, "a", "b", &["--cross"]);
     client.asks().unwrap();
+    // Those of the other platform have gone along, so that the service can go on to a node of it.
+    let came = layers(&bed, "b");
+    assert_eq!(came.len(), 3, "{came:?}");
+    assert!(there.iter().all(|layer| came.contains(layer)), "{came:?} and {there:?}");
     let pruned = bed.done("a", &["image", "prune"]);
     assert_eq!((pruned.lines().count(), layers(&bed, "a").len()), (3, 0), "{pruned}");
 }

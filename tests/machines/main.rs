@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod arm64;
+mod crossing;
 mod docker;
 mod install;
 mod kernel;

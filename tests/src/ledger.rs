@@ -36,18 +36,35 @@ pub fn preset(bed: &Bed, source: &str, arguments: &[&str]) -> Preset {
     let rootfs = bed.scratch().join(source);
     let path = Path::new("bin").join(source);
     fs::create_dir_all(rootfs.join("bin")).unwrap();
-    fs::copy(built(bed, source), rootfs.join(&path)).unwrap();
+    fs::copy(built(bed, source).1, rootfs.join(&path)).unwrap();
     let command = [format!("/{}", path.display())];
     let command = command.into_iter().chain(arguments.iter().map(|&word| word.to_owned())).collect();
     Preset { rootfs, command, env: Vec::new(), user: None, port: PORT }
 }
 
-/// The program of a source in `programs/`, built by godwit-cc, for this machine.
-fn built(bed: &Bed, source: &str) -> PathBuf {
+/// The program of a source in `programs/`, built by godwit-cc: the path to which it has added an instruction set for each, as
+/// `godwit image pack` wants it.
+pub fn program(bed: &Bed, source: &str) -> PathBuf {
+    built(bed, source).0
+}
+
+/// The same, and the executable for this machine.
+fn built(bed: &Bed, source: &str) -> (PathBuf, PathBuf) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{source}.c"));
-    let output = bed.scratch().join(format!("{source}.built"));
+    let directory = bed.scratch().join(format!("{source}.built"));
+    fs::create_dir_all(&directory).unwrap();
+    let output = directory.join(source);
     let built = Compiler::godwit().and_then(|compiler| compiler.build(&[file], &output, &[]));
-    built.unwrap_or_else(|error| panic!("{error:#}")).path
+    let executable = built.unwrap_or_else(|error| panic!("{error:#}")).path;
+    (output, executable)
+}
+
+/// An image for both instruction sets with the program, in a file.
+pub fn image(bed: &Bed, node: &str) -> PathBuf {
+    let (archive, program) = (bed.scratch().join("ledger.tar"), program(bed, "ledger"));
+    let (to, from) = (archive.to_str().unwrap(), program.to_str().unwrap());
+    bed.done(node, &["image", "pack", "-o", to, "--cmd", &PORT.to_string(), "ledger:1", from]);
+    archive
 }
 
 /// Runs it on a node.
@@ -72,6 +89,11 @@ impl Client {
     pub fn connect(bed: &Bed) -> Self {
         let stream = bed.connect(SocketAddrV4::new(ADDRESS, PORT));
         Self { stream, sum: 0, sent: 0, children: 1, words: vec![0; WORDS], checksum: 0 }
+    }
+
+    /// Answers may take so long.
+    pub fn wait_up_to(&mut self, patience: std::time::Duration) {
+        self.stream.set_read_timeout(Some(patience)).unwrap();
     }
 
     /// Sends a number and reads the answer: the instruction set by which it was computed, 1 for x86-64 and 2 for arm64; an

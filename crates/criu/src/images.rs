@@ -49,7 +49,7 @@ pub use opened::OpenedFile;
 pub use plain::{LazyPages, bring, make_plain};
 pub use process_images::{ChangedImages, ProcessImages};
 pub use rights::{Allowed, excess};
-pub use system_calls::{Refused, RefusedOf};
+pub use system_calls::{Refused, RefusedOf, filters_let};
 pub use thread::{Architecture, PendingSignal, Registers, SignalAction, ThreadImage};
 
 /// First word of ordinary images.

@@ -17,7 +17,11 @@ fn a_process_of_two_threads(criterion: &mut Criterion) {
     for (set, machine) in Set::ALL.into_iter().zip(fixtures::MACHINES) {
         let program = Program::decode(&fixtures::executable(machine), fixtures::MODE).expect("it is whole");
         let node = Node { set, page_bytes: 4096, address_end: 1 << 47 };
-        let target = Target { node, programs: BTreeMap::from([(fixtures::PATH.to_vec(), program)]) };
+        let target = Target {
+            node,
+            programs: BTreeMap::from([(fixtures::PATH.to_vec(), program)]),
+            knows_filters: false,
+        };
         criterion.bench_function(&format!("a process of two threads to {}", set.name()), |bencher| {
             bencher.iter(|| rewrite(black_box(&images), &records, &target).expect("it fits"));
         });

@@ -171,6 +171,7 @@ mod tests {
         Target {
             node: Node { set: Set::X86_64, page_bytes: PAGE, address_end: 1 << 39 },
             programs: BTreeMap::from([(b"/bin/service".to_vec(), program)]),
+            knows_filters: false,
         }
     }
 

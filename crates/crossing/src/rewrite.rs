@@ -182,7 +182,9 @@ impl Rewriting<'_> {
             is_on_mount: !self.files.is_of_root(executable),
             record: Record::decode(record),
             areas: areas.iter().map(|area| space::facts(area, space.stack)).collect(),
-            has_filter: has_filter && self.done.from != Some(self.target.node.set),
+            has_filter: has_filter
+                && self.done.from != Some(self.target.node.set)
+                && !self.target.knows_filters,
             has_rings: space.has_rings() || areas.iter().any(|area| area.is_ring()),
         };
         let program = program_of(&facts, self.target).map_err(unfit)?;

@@ -45,6 +45,8 @@ pub struct Target {
     pub node: Node,
     /// Those that its processes may have: all of the node's set.
     pub programs: BTreeMap<Vec<u8>, Program>,
+    /// The filters of system calls that processes have are for its set, too.
+    pub knows_filters: bool,
 }
 
 /// What people call a set.

@@ -388,7 +388,7 @@ impl Layout {
             user: service.user.clone(),
             workdir: service.workdir.clone(),
             confinement: service.confinement.clone(),
-            crosses: false,
+            crosses: !service.platforms.is_empty(),
             kept: service.kept.clone(),
             name_server: None,
         }

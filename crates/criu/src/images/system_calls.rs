@@ -181,6 +181,21 @@ impl<'a> Chains<'a> {
     }
 }
 
+/// Whether all filters in a directory of images let processes of an architecture (`linux/audit.h`) make a system call. What is
+/// no program lets none be made.
+///
+/// # Errors
+/// The image cannot be read.
+pub fn filters_let(images: &Path, architecture: u32, number: u32) -> Result<bool, ImageError> {
+    let refused = Refused::default();
+    let Chains { programs, mut left, .. } = Chains::read(images, &refused)?;
+    let call = Call { number, architecture, arguments: None };
+    let passes = |program: &Option<Vec<Instruction>>| {
+        program.as_ref().is_some_and(|program| may_pass(program, &call, &mut left))
+    };
+    Ok(programs.iter().all(passes))
+}
+
 /// `sock_filter`.
 #[derive(Debug, Clone, Copy)]
 struct Instruction {
@@ -371,6 +386,30 @@ pub(super) mod tests {
         Refused {
             of: vec![RefusedOf { architecture: NATIVE, name: "x86-64", always: vec![(1, "one")], with }],
         }
+    }
+
+    #[test]
+    fn filters_let_only_those_architectures_make_calls_for_which_they_are() {
+        const ARCHITECTURE: u32 = 4;
+        let directory = tempfile::tempdir().unwrap();
+        let lets = |architecture| filters_let(directory.path(), architecture, 94).unwrap();
+        assert!(lets(0xc000_00b7), "without a filter");
+        let native =
+            [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, NATIVE), (RETURN, 0, 0, 0), (RETURN, 0, 0, ALLOW)];
+        let filters = |all: &[Vec<u8>]| {
+            let filter = |program: &Vec<u8>| Filter { program: program.clone(), before: None, flags: None };
+            let filters = all.iter().map(filter).collect();
+            let bytes = image(ImageKind::Seccomp, &[Filters { filters }]);
+            std::fs::write(directory.path().join("seccomp.img"), bytes).unwrap();
+        };
+        filters(&[refuses(1)]);
+        assert!(lets(NATIVE) && lets(0xc000_00b7));
+        filters(&[refuses(1), program(&native)]);
+        assert!(lets(NATIVE) && !lets(0xc000_00b7));
+        filters(&[refuses(94)]);
+        assert!(!lets(NATIVE));
+        filters(&[vec![1, 2, 3]]);
+        assert!(!lets(NATIVE));
     }
 
     /// An image with a filter that refuses call 1, and what it must refuse.

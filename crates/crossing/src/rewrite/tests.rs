@@ -32,6 +32,7 @@ fn target(set: Set) -> Target {
     Target {
         node: Node { set, page_bytes: PAGE, address_end: 1 << 47 },
         programs: BTreeMap::from([(PATH.to_vec(), program)]),
+        knows_filters: false,
     }
 }
 

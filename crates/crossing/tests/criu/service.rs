@@ -60,6 +60,7 @@ pub(crate) fn target(program: &str, set: Set) -> Result<Target> {
     Ok(Target {
         node: Node { set, page_bytes: PAGE, address_end: 1 << 47 },
         programs: BTreeMap::from([(here.into_os_string().into_encoded_bytes(), there)]),
+        knows_filters: false,
     })
 }
 

@@ -1,5 +1,6 @@
 //! Whether a service is admitted: every reason against it at once, before anything comes.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,6 +154,10 @@ async fn examine(
     };
     let mut service: Service = serde_json::from_str(&open.service).map_err(DestinationError::Service)?;
     check_ids(&service, open)?;
+    let crossing = Crossing::of(open)?;
+    // From here on it has what its image has for this machine.
+    let is_other = crossing.is_some() && open.machine != machine();
+    let has_platform = is_other && service.change_platform(&open.machine, &machine())?;
     if open.now_ms != 0 {
         service.tell_by_clock_ahead(now_ms().saturating_sub(open.now_ms));
     }
@@ -160,9 +165,8 @@ async fn examine(
         Ok(place) => (Some(place), Vec::new()),
         Err(objections) => (None, objections),
     };
-    let crossing = Crossing::of(open)?;
     match &crossing {
-        Some(crossing) if open.machine == machine() => {
+        Some(crossing) if open.machine == machine() || has_platform => {
             reasons.extend(crossing.objections_at_once(&service));
         }
         // Executables of godwit-cc are for the base of their instruction set.
@@ -284,7 +288,7 @@ async fn examine(
     // Until the journal names the layers that are here.
     let hold = local.store.hold();
     let (missing, engine_layers) = match &service.kept {
-        None => (missing_layers(local, open, &mut reasons)?, Vec::new()),
+        None => (missing_layers(local, &service, open, &mut reasons)?, Vec::new()),
         Some(_) => match local.engine.lacks_image(&local.config(&service)).await {
             Ok(None) => (Vec::new(), Vec::new()),
             Ok(Some(layers)) => (open.layers.clone(), layers),
@@ -651,7 +655,7 @@ fn platform_objection(service: &Service, theirs: &str, node: &str, here: &str) -
             image => format!("of image {image}"),
         };
         format!(
-            "service {} runs what is {image} for {}, and node {node} is {}; only programs built for both can move (docs/isa.md): name a node that is {}",
+            "service {} runs what is {image} for {}, and node {node} is {}; only programs built for both, in an image for both, can move (docs/crossing.md): name a node that is {}",
             service.name,
             platform(theirs),
             platform(here),
@@ -662,26 +666,41 @@ fn platform_objection(service: &Service, theirs: &str, node: &str, here: &str) -
 
 /// The image whose registry is asked for what is missing, where the operator allows that and the source knows of it.
 fn asked_first(local: &NodeResources, service: &Service, open: &Open, missing: &[Layer]) -> Option<Pinned> {
-    if missing.is_empty() || !open.waits_for_registry {
+    // A registry is asked for layers of one platform.
+    if missing.is_empty() || !open.waits_for_registry || !service.platforms.is_empty() {
         return None;
     }
     let digest = service.image_digest.as_ref()?.parse::<Digest>().ok()?;
     local.registries.allowed(&service.image, &digest)
 }
 
+/// What this node lacks of a service's image: layers that are not unpacked, and blobs of those that it only sends on.
 fn missing_layers(
     local: &NodeResources,
+    service: &Service,
     open: &Open,
     reasons: &mut Vec<String>,
 ) -> Result<Vec<Layer>, DestinationError> {
-    let mut missing = Vec::new();
-    for layer in &open.layers {
-        if !local.store.has_layer(&layer.digest.parse::<Digest>()?) && !missing.contains(layer) {
-            if layer.bytes == 0 {
-                reasons
-                    .push(format!("layer {} is missing there and the source cannot send it", layer.digest));
+    let own: Vec<Digest> = service.layers.iter().map(|layer| layer.parse()).collect::<Result<_, _>>()?;
+    let others = service.platforms.iter().flat_map(|platform| &platform.layers);
+    let (mut missing, mut seen) = (Vec::new(), BTreeSet::new());
+    for (digest, is_own) in own.iter().map(|digest| (digest, true)).chain(others.map(|other| (other, false)))
+    {
+        if !seen.insert(digest) {
+            continue;
+        }
+        let is_here = if is_own { local.store.has_layer(digest) } else { local.store.has_blob(digest) };
+        if is_here {
+            continue;
+        }
+        let name = digest.to_string();
+        match open.all_layers().find(|layer| layer.digest == name && layer.bytes > 0) {
+            Some(layer) => missing.push(layer.clone()),
+            None if is_own => {
+                reasons.push(format!("layer {name} is missing there and the source cannot send it"));
             }
-            missing.push(layer.clone());
+            // The service runs here without, and cannot go on to a node of that platform from here.
+            None => {}
         }
     }
     Ok(missing)

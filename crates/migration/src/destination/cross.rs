@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use godwit_criu::images::ProcessImages;
+use godwit_criu::images::{ImageError, ProcessImages, filters_let};
 use godwit_crossing::{
-    Cause, Name, Node, Process, Program, Record, Records, RewriteError, RewrittenProcess, Target, Unfit,
+    Cause, Name, Node, Process, Program, Record, Records, RewriteError, RewrittenProcess, Set, Target, Unfit,
     eligibility, rewrite,
 };
 use godwit_database::blocking::off_worker;
@@ -67,8 +67,8 @@ impl Crossing {
             return Err(DestinationError::Protocol("processes that cannot be"));
         };
         for process in &mut processes {
-            // The filter stays right where the set is the same.
-            process.has_filter &= open.machine != machine();
+            // Whether a filter is for this set, too, is seen in the images.
+            process.has_filter = false;
             // It is asked later.
             if let Ok(record) = &mut process.record {
                 record.ready = true;
@@ -95,7 +95,7 @@ impl Crossing {
         }
         let others: Vec<_> =
             self.processes.iter().filter(|process| process.record.is_err()).cloned().collect();
-        let target = Target { node: self.node, programs: BTreeMap::new() };
+        let target = Target { node: self.node, programs: BTreeMap::new(), knows_filters: true };
         sentences(eligibility(&others, self.page_bytes, &target))
     }
 
@@ -167,7 +167,7 @@ impl Crossing {
         let of_paths = paths.iter().filter(|path| !changed.contains(*path));
         let programs =
             of_paths.filter_map(|path| Some((path.to_vec(), known.programs.get(*path)?.clone()))).collect();
-        Ok(Ok((Target { node: self.node, programs }, changed)))
+        Ok(Ok((Target { node: self.node, programs, knows_filters: true }, changed)))
     }
 
     /// Rewrites the images of the processes in a directory, with what these say about rest.
@@ -194,6 +194,8 @@ impl Crossing {
         }
         let images = directory.to_owned();
         let rewriting = tokio::task::spawn_blocking(move || {
+            let mut target = target;
+            target.knows_filters = knows_filters(&images, target.node.set)?;
             let read = ProcessImages::read(&images)?;
             let rewritten = rewrite(&read, &records, &target)?;
             rewritten.changed.write(&images)?;
@@ -211,6 +213,17 @@ impl Crossing {
         timeline.note(REWRITING, begun);
         Ok(rewritten)
     }
+}
+
+/// Whether all filters of system calls in the images let processes of a set end: one that was made without it refuses all
+/// calls of its.
+fn knows_filters(images: &Path, set: Set) -> Result<bool, ImageError> {
+    // `linux/audit.h`, and the numbers of exit_group(2).
+    let (architecture, exit) = match set {
+        Set::X86_64 => (0xc000_003e, 231),
+        Set::Aarch64 => (0xc000_00b7, 94),
+    };
+    filters_let(images, architecture, exit)
 }
 
 fn sentences(found: Result<(), Vec<Unfit>>) -> Vec<String> {

@@ -65,7 +65,8 @@ pub(super) async fn receive_layers(
     for layer in &still {
         // A source that heeds the number is not held up here.
         storing.down_to(link, usize::from(AT_ONCE) - 1).await?;
-        receive_layer(local, link, layer, &mut storing).await?;
+        let unpacks = service.layers.contains(&layer.digest);
+        receive_layer(local, link, (layer, unpacks), &mut storing).await?;
     }
     storing.down_to(link, 0).await
 }
@@ -177,7 +178,7 @@ impl Storing {
 async fn receive_layer(
     local: &Arc<NodeResources>,
     link: &mut Link,
-    layer: &Layer,
+    (layer, unpacks): (&Layer, bool),
     storing: &mut Storing,
 ) -> Result<(), DestinationError> {
     match storing.receive(link).await? {
@@ -205,7 +206,11 @@ async fn receive_layer(
         let _hold = store.hold();
         failpoint::blocking_point("destination.unpacking");
         writer.finish()?;
-        Ok(store.unpack(&digest)?)
+        // Others are only sent on, to nodes of their platform.
+        if unpacks {
+            store.unpack(&digest)?;
+        }
+        Ok(())
     });
     Ok(())
 }

@@ -79,6 +79,16 @@ pub struct Open {
     /// Its processes, where they may go on under executables of the destination's.
     #[prost(message, optional, tag = "48")]
     pub crossing: Option<CrossingOffer>,
+    /// Layers of its image for other platforms, which a node keeps to send them on.
+    #[prost(message, repeated, tag = "49")]
+    pub further_layers: Vec<Layer>,
+}
+
+impl Open {
+    /// All layers that the source can send.
+    pub fn all_layers(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().chain(&self.further_layers)
+    }
 }
 
 /// A CRIU: the dump of a newer release cannot be restored by an older one. What godwit's patches add to images is

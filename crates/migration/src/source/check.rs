@@ -324,7 +324,7 @@ impl Source {
         let mut link = Link::new(connection);
         let _marks = self.put_marks().await?;
         let offer = self.offer(config, memory, (file_bytes, 0)).await?;
-        let offered = offer.layers.clone();
+        let offered: Vec<_> = offer.all_layers().cloned().collect();
         link.send(Message::Ask(offer)).await?;
         let Ok(answer) = tokio::time::timeout(ANSWER, link.receive()).await else {
             findings.objections.push(format!("node {node} did not answer within {} s", ANSWER.as_secs()));

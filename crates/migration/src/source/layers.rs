@@ -89,7 +89,7 @@ impl Source {
         let counted = |count| if self.service.kept.is_some() { 0 } else { count };
         let told = LackingLayers {
             layers: counted(lacking.layers.len()),
-            of: counted(self.service.layers.iter().collect::<HashSet<_>>().len()),
+            of: counted(self.service.blobs().map_or(0, |blobs| blobs.iter().collect::<HashSet<_>>().len())),
             bytes: lacking.bytes(),
             asks_registry: lacking.asks_registry,
         };

@@ -55,7 +55,7 @@ impl Source {
         let _marks = self.put_marks().await?;
         let files = self.find_files().await?;
         let open = self.offer(&config, memory, files.size()).await?;
-        let offered = open.layers.clone();
+        let offered: Vec<_> = open.all_layers().cloned().collect();
         link.send(Message::Ask(open)).await?;
         let accepted = match self.accepted(link, &config).await {
             Err(SourceError::Link(error)) if error.is_of_closing() => {

@@ -1,6 +1,6 @@
 //! First: the destination's reservation, and what the two nodes agree on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -113,7 +113,7 @@ impl Source {
         if let Some(path) = self.service_there()?.network.namespace() {
             report.network_namespace = path.to_string_lossy().into_owned();
         }
-        let layers = open.layers.clone();
+        let layers: Vec<_> = open.all_layers().cloned().collect();
         link.send(Message::Open(open)).await?;
         let accepted = self.accepted(link, &config).await?;
         let plan = plan.with(accepted.userfaultfd, &self.destination)?;
@@ -234,7 +234,19 @@ impl Source {
             needs: Some(self.kernel_needs(config).await?),
             waits_for_registry: true,
             crossing: self.crossing_offer(config).await?,
+            further_layers: self.further_layers(),
         })
+    }
+
+    /// The layers of its image for other platforms, as far as this node has them.
+    fn further_layers(&self) -> Vec<Layer> {
+        let digests: BTreeSet<_> =
+            self.service.platforms.iter().flat_map(|platform| &platform.layers).collect();
+        let here = digests.into_iter().filter_map(|digest| {
+            let (_, bytes) = self.local.store.open_blob(digest).ok()?;
+            Some(Layer { digest: digest.to_string(), bytes })
+        });
+        here.collect()
     }
 
     /// What the destination is told of processes that may go on under other executables; nothing where none can.
