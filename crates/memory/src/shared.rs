@@ -514,8 +514,11 @@ impl Segment {
             // Behind the last data there is always a hole, at the latest at the end.
             let end = seek(&file, start, Whence::SeekHole)?.unwrap_or(start + PAGE_SIZE);
             let range = start / PAGE_SIZE * PAGE_SIZE..end.next_multiple_of(PAGE_SIZE).min(size);
-            at = range.end;
-            populated.push(range);
+            // Whoever gives the page up meanwhile leaves a hole at its start.
+            at = range.end.max(range.start + PAGE_SIZE);
+            if !range.is_empty() {
+                populated.push(range);
+            }
         }
         Ok(populated)
     }
