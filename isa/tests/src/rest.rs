@@ -220,21 +220,15 @@ pub fn stands(process: i32) -> Result<bool> {
     Ok(u32::from_le_bytes(word) != 0)
 }
 
-/// Whether a signal waits that was sent to the process, or to a thread of it.
+/// Whether a signal waits that was sent to the process. Those that the runtime has sent to a thread, to have it stop, may wait
+/// as long as that stands still.
 ///
 /// # Errors
 /// When it has ended.
 pub fn is_pending(process: i32, signal: i32) -> Result<bool> {
-    let mut pending = 0;
-    for thread in threads(process) {
-        let status = fs::read_to_string(format!("/proc/{process}/task/{thread}/status"))?;
-        let sets = status.lines().filter_map(|line| {
-            line.strip_prefix("ShdPnd:").or_else(|| line.strip_prefix("SigPnd:")).map(str::trim)
-        });
-        for set in sets {
-            pending |= u64::from_str_radix(set, 16)?;
-        }
-    }
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    let pending = u64::from_str_radix(pending.context("the kernel tells no pending signals")?.trim(), 16)?;
     Ok(pending >> (signal - 1) & 1 == 1)
 }
 
