@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use godwit_crossing::{Cause, RecordError, Set, Unfit};
+use godwit_crossing::{Cause, Name, RecordError, Set, Unfit};
 use godwit_engine::ContainerConfig;
 use godwit_memory::process::{Process as Handle, ProcessError};
 
@@ -107,8 +107,11 @@ impl Source {
 
     async fn freeze_at_rest(&self, config: &ContainerConfig, set: Set) -> Result<Vec<AtRest>, SourceError> {
         let (begun, limit) = (Instant::now(), self.options.max_park);
-        let late = |what: String| {
-            SourceError::NotAtRest(format!("{what} within {} ms (--max-park-ms)", limit.as_millis()))
+        let late = |Late { process, doing }: Late| {
+            let limit = limit.as_millis();
+            SourceError::NotAtRest(format!(
+                "{process} has not come to rest within {limit} ms (--max-park-ms): {doing}"
+            ))
         };
         loop {
             self.local.engine.freeze(config).await?;
@@ -120,17 +123,31 @@ impl Source {
                 Pass::Asked(asked) => asked,
             };
             failpoint::point("source.asked").await;
-            if begun.elapsed() > limit {
-                let what = asked.first().map(|process| format!("{} has not come to rest", named(process)));
-                return Err(late(what.unwrap_or_default()));
+            if begun.elapsed() > limit
+                && let Some(process) = asked.first()
+            {
+                return Err(late(Late::of(process)));
             }
             self.local.engine.thaw(config).await?;
             let waiting =
                 move |wanted: Wanted| until_at_rest(&asked, &|| wanted.is() && begun.elapsed() <= limit);
-            if let Some(what) = self.jobs.run(waiting).await?? {
-                return Err(late(what));
+            if let Some(found) = self.jobs.run(waiting).await?? {
+                return Err(late(found));
             }
         }
+    }
+}
+
+/// A process that does not come to rest in time.
+struct Late {
+    process: Name,
+    /// What a thread of it does.
+    doing: String,
+}
+
+impl Late {
+    fn of(process: &Handle) -> Self {
+        Self { process: named(process), doing: waits(process) }
     }
 }
 
@@ -179,9 +196,9 @@ fn asked_to_rest(process: &Handle, set: Set) -> Result<Result<Option<AtRest>, Ca
     Ok(Ok(None))
 }
 
-/// Waits until these processes rest, have ended, or are due to be asked again; what the first does that does not rest, when
-/// it is no longer waited for.
-fn until_at_rest(asked: &[Handle], is_waited_for: &dyn Fn() -> bool) -> Result<Option<String>, SourceError> {
+/// Waits until these processes rest, have ended, or are due to be asked again; the first that does not rest, when it is no
+/// longer waited for.
+fn until_at_rest(asked: &[Handle], is_waited_for: &dyn Fn() -> bool) -> Result<Option<Late>, SourceError> {
     let begun = Instant::now();
     loop {
         let mut late = None;
@@ -193,7 +210,7 @@ fn until_at_rest(asked: &[Handle], is_waited_for: &dyn Fn() -> bool) -> Result<O
         }
         let Some(late) = late else { return Ok(None) };
         if !is_waited_for() {
-            return Ok(Some(format!("{} has not come to rest: {}", named(late), waits(late))));
+            return Ok(Some(Late::of(late)));
         }
         if begun.elapsed() > AGAIN {
             return Ok(None);
