@@ -141,6 +141,9 @@ fn what_cannot_cross_is_refused_by_name_and_runs_on() {
         &[],
     );
     let reason = refused(&bed, "shell", &CROSS);
+    let checked = bed.godwit("a", &[&["check", "shell", "--to", "b"], &CROSS[..]].concat());
+    assert_eq!(checked.code, 1, "{checked:?}");
+    assert!(checked.stdout.contains("was not built by godwit-cc for x86-64"), "{checked:?}");
     // Before its layers have been sent.
     assert!(reason.starts_with("node b refuses: "), "{reason}");
     assert!(
@@ -178,6 +181,35 @@ fn what_cannot_cross_is_refused_by_name_and_runs_on() {
     let reason = refused(&bed, NAME, &CROSS);
     assert!(reason.contains("process 1 (/bin/ledger"), "{reason}");
     client.asks().unwrap();
+}
+
+#[test]
+fn children_that_have_ended_and_memory_that_processes_share_go_along() {
+    let bed = Bed::up("cross-family");
+    bed.run("a", "family", ADDRESS, &preset(&bed, "family", &[]), &[]);
+    let turns = |node: &str| {
+        let log = bed.done(node, &["logs", "family"]);
+        assert!(!log.contains("wrong"), "{log}");
+        log.lines().count()
+    };
+    let goes_on = |node: &str| {
+        let before = turns(node);
+        wait_for("two turns", || (turns(node) >= before + 2).then_some(()));
+    };
+    goes_on("a");
+    bed.done("a", &["kill", "-s", "USR1", "family"]);
+    wait_for("the child to be stopped", || {
+        let said = bed.godwit("a", &[&["check", "family", "--to", "b"], &CROSS[..]].concat());
+        (said.code == 1 && said.stdout.contains("is stopped by a signal")).then_some(())
+    });
+    let reason = refused(&bed, "family", &CROSS);
+    assert!(reason.contains("is stopped by a signal, and cannot come to rest"), "{reason}");
+    bed.done("a", &["kill", "-s", "USR2", "family"]);
+    goes_on("a");
+    for (mode, (from, to)) in MODES.into_iter().zip([("a", "b"), ("b", "a")].into_iter().cycle()) {
+        crosses(&bed, "family", from, to, mode);
+        goes_on(to);
+    }
 }
 
 #[test]

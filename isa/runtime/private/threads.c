@@ -6,7 +6,7 @@
 // the thread's native number, and the thread itself clears what the program asked the kernel to clear.
 #include "private.h"
 
-enum { PROT_READ_WRITE = 3, MAP_PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0x4032 };
+enum { PROT_READ_WRITE = 3, MAP_PRIVATE_ANONYMOUS_FIXED_NORESERVE = 0x4032, MADV_NOHUGEPAGE = 15 };
 enum { ESRCH = 3, EINVAL = 22, SIG_SETMASK = 2, SIGNAL_SET_BYTES = 8 };
 // CLONE_VM, FS, FILES, SIGHAND, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID.
 enum { CLONE_THREAD_FLAGS = 0x3d0f00 };
@@ -34,6 +34,11 @@ void gw_map_slot(uint32_t slot) {
                               MAP_PRIVATE_ANONYMOUS_FIXED_NORESERVE, -1, 0);
         if (result != (long)begin)
             gw_fail("cannot map a thread's stacks", 0, result);
+        // Of each a few pages are used: a huge one would be 2 MB that move with the process. A kernel without huge pages
+        // knows no such advice.
+        long error = gw_call(GW_NR_madvise, (long)begin, (long)length, MADV_NOHUGEPAGE, 0, 0, 0);
+        if (error != 0 && error != -EINVAL)
+            gw_fail("cannot keep huge pages from a thread's stacks", 0, error);
     }
 }
 

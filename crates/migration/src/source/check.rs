@@ -217,6 +217,14 @@ impl Source {
         {
             file_bytes = self.find_lacking(lent, true).await?.1.bytes;
         }
+        if let Some(answered) = &answered
+            && self.crosses(&answered.accepted)?.is_some()
+        {
+            match self.check_not_stopped(&config).await {
+                Err(SourceError::NotAtRest(why)) => findings.objections.push(why),
+                other => other?,
+            }
+        }
         // A service that cannot move need not be measured.
         if !findings.objections.is_empty() || !findings.obstacles.is_empty() {
             return Ok(());

@@ -155,7 +155,7 @@ impl Source {
     }
 
     /// The set under whose executables the destination has it go on.
-    fn crosses(&self, accepted: &Accepted) -> Result<Option<Set>, LinkError> {
+    pub(super) fn crosses(&self, accepted: &Accepted) -> Result<Option<Set>, LinkError> {
         if accepted.crosses.is_empty() {
             return Ok(None);
         }

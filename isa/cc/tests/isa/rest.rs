@@ -184,6 +184,28 @@ fn a_parent_rests_while_the_child_of_its_vfork_has_executed_nothing() {
     running.finish();
 }
 
+/// Of a thread's four quarters a few pages are used each: a huge page would make 2 MB of them that move.
+#[test]
+fn stacks_of_threads_get_no_huge_pages() {
+    let (_directory, program) = build("rest");
+    let running = Stepping::start(&program, &[]);
+    let maps = std::fs::read_to_string(format!("/proc/{}/smaps", running.child.id())).expect("its maps");
+    for slot in [Slot::MAIN, Slot::new(1).expect("of the plan")] {
+        for quarter in [Quarter::NativeStack, Quarter::Continuation, Quarter::DataStack, Quarter::Control] {
+            let begin = format!("{:08x}-", slot.quarter(quarter).start);
+            let (_, area) =
+                maps.split_once(&begin).unwrap_or_else(|| panic!("no area begins at {begin} of {maps}"));
+            let flags = area.lines().find_map(|line| line.strip_prefix("VmFlags:")).expect("its flags");
+            assert!(
+                flags.split(' ').any(|flag| flag == "nh"),
+                "{quarter:?} of slot {}: {flags}",
+                slot.number()
+            );
+        }
+    }
+    running.finish();
+}
+
 #[test]
 fn a_process_that_locks_its_memory_rests() {
     let (_directory, program) = build("locked");
