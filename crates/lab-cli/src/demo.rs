@@ -18,7 +18,7 @@ use godwit_cli::{
 use godwit_lab::{Lab, LabConfig, Link};
 
 use crate::{
-    follow,
+    crossing, follow,
     trial::{self, DESTINATION, Job, SOURCE, Seen, blocking},
 };
 
@@ -45,6 +45,8 @@ pub(crate) struct Args {
 enum Other {
     /// Have a Redis follow its client, beside one that stays and one that moves by a threshold
     Follow(follow::Args),
+    /// Have a Redis change its instruction set, and change it back, under its client
+    Crossing(crossing::Args),
 }
 
 /// The client's requests a second.
@@ -52,8 +54,10 @@ const RATE: u32 = 1000;
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let Args { name, memory, link, keep, other } = args;
-    if let Some(Other::Follow(args)) = other {
-        return follow::run(args, global).await;
+    match other {
+        Some(Other::Follow(args)) => return follow::run(args, global).await,
+        Some(Other::Crossing(args)) => return crossing::run(args, global).await,
+        None => {}
     }
     let mut interrupts = Interrupts::new()?;
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };

@@ -1,20 +1,22 @@
 //! `godwit-lab`: labs, the demo and the benchmarks. `godwit lab …` and `godwit bench …` start it.
 //!
 //! ```text
-//!   cli.rs     what can be typed: flags and verbs
-//!   lab.rs     godwit lab: the test bed (crates/lab) as commands
-//!   demo.rs    godwit lab demo
-//!   follow/    godwit lab demo follow
-//!   bench/     godwit bench
-//!   trial.rs   moves of a Redis under load, for the demo and the benchmark
-//!   iperf.rs   what the link carries
-//!   picture.rs how pictures look
+//!   cli.rs      what can be typed: flags and verbs
+//!   lab.rs      godwit lab: the test bed (crates/lab) as commands
+//!   demo.rs     godwit lab demo
+//!   follow/     godwit lab demo follow
+//!   crossing.rs godwit lab demo crossing
+//!   bench/      godwit bench
+//!   trial.rs    moves of a Redis under load, for demos and the benchmark
+//!   iperf.rs    what the link carries
+//!   picture.rs  how pictures look
 //! ```
 //!
 //! The connection to a daemon, the flags of a migration, tables and errors are godwit's own: `crates/cli`.
 
 mod bench;
 mod cli;
+mod crossing;
 mod demo;
 mod follow;
 mod iperf;

@@ -1,12 +1,12 @@
 //! Moves of a Redis under load in a lab: what the demo shows and the benchmark measures.
 
 use std::{
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddrV4},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
-use godwit_api::v1::{MigrationReport, RunRequest, migration_event, run_request::Source};
+use godwit_api::v1::{MigrateRequest, MigrationReport, RunRequest, migration_event, run_request::Source};
 use godwit_cli::{
     client::Connection,
     global::Global,
@@ -133,11 +133,10 @@ impl Clients {
     /// Fills the Redis and keeps it busy; returns when it has been watched for a while.
     pub(crate) async fn start(
         lab: &Lab,
-        preset: &Preset,
+        redis: SocketAddrV4,
         (memory, rate): (u64, u32),
         say: impl Fn(&str) -> std::io::Result<()>,
     ) -> anyhow::Result<Self> {
-        let redis = preset.at(ADDRESS);
         say(&format!("filling it with {}", output::bytes(memory)))?;
         let data = unhurried(lab, move |lab| {
             let mut data = RedisClient::connect(lab, "client", redis, START)?;
@@ -159,7 +158,7 @@ impl Clients {
     }
 
     /// Watches for a while longer; what the client saw since the start, or since this was asked last.
-    async fn watch(self) -> anyhow::Result<(Self, LoadReport)> {
+    pub(crate) async fn watch(self) -> anyhow::Result<(Self, LoadReport)> {
         tokio::time::sleep(WATCHED).await;
         blocking(move || {
             let report = self.load.lap()?;
@@ -198,7 +197,7 @@ pub(crate) async fn with_godwit(
     let directory = lab.state(SOURCE)?.with_file_name("trial-redis");
     let preset = blocking(move || Ok(Workload::Redis.build(directory)?)).await?;
     start(&connection, &preset, SERVICE, ADDRESS).await?;
-    let mut clients = Clients::start(lab, &preset, (job.memory, job.rate), &say).await?;
+    let mut clients = Clients::start(lab, preset.at(ADDRESS), (job.memory, job.rate), &say).await?;
     let mut iperf = None;
     if job.busy {
         let (there, redis, memory) = (lab.clone(), preset.at(ADDRESS), job.memory);
@@ -298,9 +297,19 @@ pub(crate) async fn moved(
     to: &str,
     global: &Global,
 ) -> anyhow::Result<(MigrationReport, Moments)> {
+    asked(connection, job.how.request(job.mode, service, to), global).await
+}
+
+/// One move as a request says.
+pub(crate) async fn asked(
+    connection: &Connection,
+    request: MigrateRequest,
+    global: &Global,
+) -> anyhow::Result<(MigrationReport, Moments)> {
+    let service = request.name.clone();
     let mut moments = Moments { begun: Instant::now(), copying: None, bandwidth: 0.0 };
-    let mut events = migration::start(connection.clone(), job.how.request(job.mode, service, to));
-    let mut progress = Progress::new(service, global.json);
+    let mut events = migration::start(connection.clone(), request);
+    let mut progress = Progress::new(&service, global.json);
     let outcome = loop {
         match events.recv().await {
             Some(Ok(migration_event::Kind::Progress(step))) => {

@@ -7,11 +7,13 @@
 //! - [`streams`]: what the mover's own work costs, without TLS and with it.
 //! - [`touch`]: the service that those move.
 //! - [`cutover`]: what clients of one connection and of many notice when frames are held, or dropped.
+//! - [`crossing`]: what it adds to a move that the service changes its executables.
 //! - [`ports`]: what the way through a published port costs.
 //! - [`probes`]: what those of [`cutover`] try once in the pause.
 //! - [`echo`]: the service of these two, and [`service`] which runs it.
 //! - [`plot`]: pictures and a table of what the others measured.
 
+mod crossing;
 mod cutover;
 mod deafness;
 mod echo;
@@ -91,6 +93,11 @@ enum BenchVerb {
     /// opened) and datagram_ms, each until the answer. Ends with 1 if a move with held frames failed or lost
     /// an answer.
     Cutover(cutover::Args),
+    /// Measure what it adds to a move that the service goes on under the executables of the destination's image
+    ///
+    /// godwit-cc builds the service. With --json each move is a line: the report's fields, and series (plain or crossing), threads,
+    /// memory, run and longest_wait_ms, the longest that its client waited for an answer. Fails where an answer was lost or wrong.
+    Crossing(crossing::Args),
     /// Measure what the way through a published port costs, here and at another node
     ///
     /// With --json each is a line: series (ports-address, ports-here or ports-detour), run, round_trip_ms
@@ -124,6 +131,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             BenchVerb::Return(args) => returns::measure(args, &name, global).await,
             BenchVerb::Scan(args) => parts::scan(args, global),
             BenchVerb::Cutover(args) => cutover::measure(args, &name, global).await,
+            BenchVerb::Crossing(args) => crossing::measure(args, &name, global).await,
             BenchVerb::Ports(args) => ports::measure(args, &name, global).await,
             BenchVerb::Touch(_) | BenchVerb::Echo(_) => unreachable!("they ran above"),
             BenchVerb::Plot(args) => plot::run(args),

@@ -129,7 +129,8 @@ impl Stock {
             let lab = lab.clone();
             blocking(move || Sides::prepare(&lab, &base)).await?
         };
-        let clients = Clients::start(lab, &prepared.preset, (self.memory, self.rate), |_| Ok(())).await?;
+        let clients =
+            Clients::start(lab, prepared.preset.at(ADDRESS), (self.memory, self.rate), |_| Ok(())).await?;
         let before = left(lab, SOURCE).await?;
         let (moved, prepared) = {
             let lab = lab.clone();

@@ -225,7 +225,7 @@ fn sort_in(row: Value, moved: &mut Vec<Value>, failures: &mut Vec<String>) {
 }
 
 /// The one in the middle, or the mean of the two there.
-pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(in crate::bench) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
     match values.len() % 2 {

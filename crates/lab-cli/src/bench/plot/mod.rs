@@ -7,7 +7,7 @@
 //! ```
 
 mod charts;
-mod data;
+pub(super) mod data;
 mod goals;
 mod summary;
 

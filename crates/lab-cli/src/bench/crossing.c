@@ -1,0 +1,90 @@
+// The service of `godwit bench crossing`, built by godwit-cc: it answers each word of its only client with the sum of all so
+// far, and has threads that wait as those of servers do.
+//
+//     crossing PORT THREADS MEMORY
+//
+// Of the threads beside the first every other one waits in read(2) on a pipe, and the rest sleeps for 10 ms and then changes a
+// page of its part of MEMORY bytes.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+
+struct part {
+    int pipe;
+    unsigned char *memory;
+    size_t pages;
+};
+
+static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static void *waits(void *argument) {
+    struct part *part = argument;
+    char byte;
+    while (read(part->pipe, &byte, 1) != 0) {
+    }
+    return 0;
+}
+
+static void *changes(void *argument) {
+    struct part *part = argument;
+    struct timespec pause = {0, 10000000};
+    for (size_t turn = 0;; turn++) {
+        nanosleep(&pause, 0);
+        part->memory[turn % part->pages * PAGE]++;
+    }
+    return 0;
+}
+
+static void begin_threads(size_t threads, size_t bytes) {
+    int pipes[2];
+    if (pipe(pipes) != 0)
+        fail("pipe");
+    unsigned char *memory = malloc(bytes);
+    if (!memory)
+        fail("memory");
+    // Words that no two pages share.
+    for (size_t at = 0; at + sizeof at <= bytes; at += sizeof at)
+        memcpy(memory + at, &(uint64_t){(at + 1) * 0x9e3779b97f4a7c15}, sizeof at);
+    size_t pages = bytes / PAGE / threads;
+    for (size_t thread = 1; thread < threads; thread++) {
+        struct part *part = malloc(sizeof *part);
+        pthread_t unused;
+        if (!part)
+            fail("memory");
+        *part = (struct part){pipes[0], memory + thread * pages * PAGE, pages};
+        if (pthread_create(&unused, 0, thread % 2 ? changes : waits, part) != 0)
+            fail("a thread");
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4)
+        return 2;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1]))};
+    begin_threads(strtoul(argv[2], 0, 10), strtoul(argv[3], 0, 10));
+    int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 8) != 0)
+        fail("socket");
+    int client = accept(listener, 0, 0);
+    if (client < 0 || setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0)
+        fail("accept");
+    for (uint64_t sum = 0, word; recv(client, &word, sizeof word, MSG_WAITALL) == sizeof word;) {
+        sum += word;
+        if (send(client, &sum, sizeof sum, 0) != sizeof sum)
+            fail("send");
+    }
+    return 0;
+}
