@@ -6,8 +6,10 @@ use std::fs;
 use godwit_lab::workload::Workload;
 use godwit_tests::{
     Bed, Report, TRIES,
+    again::groups,
     hold::Points,
     ledger::{ADDRESS, Client, Load, NAME, preset, run},
+    tier::is_full,
     victim::{Attempt, UNKNOWN},
     wait_for,
 };
@@ -209,6 +211,30 @@ fn children_that_have_ended_and_memory_that_processes_share_go_along() {
     for (mode, (from, to)) in MODES.into_iter().zip([("a", "b"), ("b", "a")].into_iter().cycle()) {
         crosses(&bed, "family", from, to, mode);
         goes_on(to);
+    }
+}
+
+/// The polls at which programs are met are random: they run without a pause, and moves take as long as they do.
+#[test]
+fn programs_do_not_tell_that_they_crossed() {
+    let bed = Bed::up("cross-again");
+    let groups = groups(&bed);
+    let crossings = if is_full() { 1000 } else { 8 };
+    let each = crossings / groups.len() + 1;
+    println!("{} services, {each} crossings of each", groups.len());
+    let mut modes = MODES.into_iter().cycle();
+    for group in groups {
+        bed.run("a", &group.name, ADDRESS, &group.preset(&bed), &[]);
+        group.goes_on(&bed, "a");
+        let mut at = "a";
+        for mode in modes.by_ref().take(each) {
+            let to = if at == "a" { "b" } else { "a" };
+            crosses(&bed, &group.name, at, to, mode);
+            at = to;
+            group.is_right(&bed, at);
+        }
+        group.goes_on(&bed, at);
+        bed.done(at, &["rm", "-f", &group.name]);
     }
 }
 

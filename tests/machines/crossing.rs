@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use godwit_tests::{
     Bed,
+    again::groups,
     ledger::{ADDRESS, Client, NAME, image},
 };
 
@@ -42,5 +43,30 @@ fn a_service_goes_to_arm64_and_back_in_every_mode_with_its_connection() {
             );
             asks(machine, &format!("{mode} to {to}"));
         }
+    }
+}
+
+/// So many in all, to the machine and back.
+const CROSSINGS: usize = 50;
+
+#[test]
+#[ignore = "boots virtual machines: make test-machines"]
+fn programs_do_not_tell_that_they_went_to_arm64_and_back() {
+    let bed = Bed::up_with("again-arm64", |config| machines(config, &[("b", "arm64")]));
+    both_ready(&bed, "a");
+    let groups = groups(&bed);
+    let pairs = CROSSINGS.div_ceil(2 * groups.len());
+    for group in groups {
+        let archive = group.image(&bed, "a");
+        bed.done("a", &["run", "--name", &group.name, "--image", archive.to_str().unwrap()]);
+        group.goes_on(&bed, "a");
+        for _ in 0..pairs {
+            for (from, to) in [("a", "b"), ("b", "a")] {
+                bed.migrate_so(&group.name, from, to, &PARK);
+                group.is_right(&bed, to);
+            }
+        }
+        group.goes_on(&bed, "a");
+        bed.done("a", &["rm", "-f", &group.name]);
     }
 }

@@ -12,6 +12,7 @@
 //! What goes wrong in here ends the test: these helpers panic with a sentence.
 #![allow(clippy::unwrap_used)]
 
+pub mod again;
 pub mod comparison;
 pub mod disks;
 pub mod docker;
