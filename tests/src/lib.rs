@@ -14,6 +14,7 @@
 
 pub mod again;
 pub mod comparison;
+pub mod crossing;
 pub mod disks;
 pub mod docker;
 pub mod echo;
@@ -349,7 +350,11 @@ impl Bed {
         let installed = self.lab.config().programs.of_nodes.get(node).cloned().unwrap_or_else(programs);
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", &seconds.to_string()]).arg(installed.join("godwit"));
-        command.args(arguments).env("GODWIT_LAB", self.lab.name()).env("GODWIT_NODE", node);
+        command.args(arguments);
+        if crossing::is_wanted() && arguments.iter().any(|word| word.as_ref() == "migrate") {
+            command.args(crossing::FLAGS);
+        }
+        command.env("GODWIT_LAB", self.lab.name()).env("GODWIT_NODE", node);
         command.stdin(Stdio::null());
         command
     }
@@ -406,7 +411,11 @@ impl Bed {
     /// Builds a workload's root filesystem in the scratch directory.
     pub fn build(&self, workload: Workload) -> Preset {
         let directory = self.scratch().join(format!("{workload:?}").to_lowercase());
-        workload.build(directory).unwrap_or_else(|error| panic!("{error}"))
+        let preset = workload.build(directory).unwrap_or_else(|error| panic!("{error}"));
+        if workload == Workload::Redis && crossing::is_wanted() {
+            crossing::replace_redis(&preset);
+        }
+        preset
     }
 
     /// Runs a preset as a service; `more` are further flags of `godwit run`.

@@ -14,7 +14,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    BUSY, tier,
+    BUSY, crossing, tier,
     victim::{Attempt, NAME, UNKNOWN, Victim},
     wait_for,
 };
@@ -120,6 +120,14 @@ const PHASES: [Phase; 17] = [
     after("destination.filling", any),
 ];
 
+/// Those of a service that goes on under other executables, beside them.
+const PHASES_OF_CROSSING: [Phase; 2] = [before("source.asked", any), before("destination.rewriting", any)];
+
+fn phases() -> Vec<Phase> {
+    let crossing = PHASES_OF_CROSSING.into_iter().filter(|_| crossing::is_wanted());
+    PHASES.into_iter().chain(crossing).collect()
+}
+
 const fn before(point: &'static str, of: fn(Mode) -> bool) -> Phase {
     Phase { point, committed: false, of }
 }
@@ -172,13 +180,14 @@ impl fmt::Display for Case {
 /// from fault to fault: each pair of mode and phase, and of mode and fault, is there.
 fn cases(fault: Fault) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (number, phase) in PHASES.into_iter().enumerate() {
+    let phases = phases();
+    for (number, phase) in phases.iter().copied().enumerate() {
         let modes: Vec<_> = Mode::ALL.into_iter().filter(|&mode| (phase.of)(mode)).collect();
         let turn = modes[(number + fault as usize) % modes.len()];
         for mode in modes {
             let case = Case { mode, phase, fault };
-            let wanted = is_wanted(mode.name(), Mode::ALL.map(Mode::name))
-                && is_wanted(phase.point, PHASES.map(|phase| phase.point));
+            let wanted = is_wanted(mode.name(), Mode::ALL.into_iter().map(Mode::name))
+                && is_wanted(phase.point, phases.iter().map(|phase| phase.point));
             if case.is_possible() && wanted && (tier::is_full() || is_chosen() || mode == turn) {
                 cases.push(case);
             }
@@ -193,10 +202,10 @@ fn is_chosen() -> bool {
 }
 
 /// For people who look into some of them: modes and points named in `GODWIT_MATRIX`; without any, all.
-fn is_wanted<const N: usize>(name: &str, all: [&str; N]) -> bool {
+fn is_wanted<'a>(name: &str, mut all: impl Iterator<Item = &'a str>) -> bool {
     let only = std::env::var("GODWIT_MATRIX").unwrap_or_default();
     let named = |name: &str| only.split(',').any(|word| word == name);
-    named(name) || !all.into_iter().any(named)
+    named(name) || !all.any(named)
 }
 
 impl Case {
