@@ -172,6 +172,22 @@ test-machines: $(if $(GODWIT_PACKAGES),setup,packages-arm64) ## tests with virtu
 	$(SAY) "running tests in virtual machines"
 	@cargo test --package godwit-tests --test machines -- --ignored --nocapture --test-threads 1 $(TEST_ARGS)
 
+.PHONY: test-arm64
+test-arm64: $(if $(GODWIT_PACKAGES),setup,packages-arm64) ## Redis, nginx and Python move between two emulated arm64 machines; half an hour (as root)
+	@scripts/setup --vm
+	@scripts/timed "build" cargo build --workspace --bins $(ISA_FEATURES)
+	@GODWIT_TEST_MACHINES=arm64 scripts/timed "moves between arm64 machines" $(MAKE) --no-print-directory e2e E2E_THREADS=1 \
+		TEST_ARGS="redis::moves redis::a_service nginx::moves python::moves $(TEST_ARGS)"
+
+.PHONY: test-crossing
+test-crossing: ## the fault matrix, a thousand crossings, and crossings to an arm64 machine; an hour (as root)
+	@scripts/setup --isa
+	@scripts/timed "build" cargo build --workspace --bins $(ISA_FEATURES)
+	@GODWIT_TEST_FULL=1 GODWIT_TEST_CROSSING=1 scripts/timed "faults while a Redis crosses" $(MAKE) --no-print-directory e2e \
+		TEST_ARGS="failures_matrix:: redis::moves redis::a_service"
+	@GODWIT_TEST_FULL=1 scripts/timed "a thousand crossings" $(MAKE) --no-print-directory e2e TEST_ARGS=crossing::
+	@scripts/timed "crossings to an arm64 machine" $(MAKE) --no-print-directory test-machines TEST_ARGS=crossing::
+
 test-isa: ## programs that change the instruction set: passes, runtime, a stress selection; minutes
 	@scripts/setup --isa
 	$(SAY) "testing programs that change the instruction set"

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use godwit_isa_programs::catalogue::Kind;
 use godwit_lab::workload::Workload;
 use godwit_tests::{
     Bed, Report, TRIES,
@@ -214,12 +215,26 @@ fn children_that_have_ended_and_memory_that_processes_share_go_along() {
     }
 }
 
-/// The polls at which programs are met are random: they run without a pause, and moves take as long as they do.
 #[test]
-fn programs_do_not_tell_that_they_crossed() {
-    let bed = Bed::up("cross-again");
-    let groups = groups(&bed);
-    let crossings = if is_full() { 1000 } else { 8 };
+fn programs_for_the_language_do_not_tell_that_they_crossed() {
+    stress("cross-language", Kind::Language);
+}
+
+#[test]
+fn programs_with_threads_do_not_tell_that_they_crossed() {
+    stress("cross-threads", Kind::Threads);
+}
+
+#[test]
+fn programs_with_signals_do_not_tell_that_they_crossed() {
+    stress("cross-signals", Kind::Signals);
+}
+
+/// The polls at which programs are met are random: they run without a pause, and moves take as long as they do.
+fn stress(name: &str, kind: Kind) {
+    let bed = Bed::up(name);
+    let groups = groups(&bed, &[kind]);
+    let crossings = if is_full() { 334 } else { 4 };
     let each = crossings / groups.len() + 1;
     println!("{} services, {each} crossings of each", groups.len());
     let mut modes = MODES.into_iter().cycle();

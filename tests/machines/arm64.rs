@@ -4,43 +4,16 @@ use std::{
     fs,
     os::unix::fs::chown,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use godwit_lab::workload::Preset;
-use godwit_tests::Bed;
+use godwit_tests::{Bed, machines::unpack};
 
 use crate::run;
 
 /// User of PostgreSQL in its container; any would do.
 const POSTGRES: u32 = 5432;
 const DATA: &str = "/var/lib/postgresql/data";
-/// Where this host's apt has its sources, of which the first that is there counts.
-const SOURCES: [&str; 2] = ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"];
-/// What no container needs: two thirds of the files, and each move would carry them.
-const NEEDLESS: &str = "usr/share/doc usr/share/man usr/share/locale usr/share/perl usr/share/zoneinfo usr/lib/llvm* \
-                        usr/lib/aarch64-linux-gnu/libLLVM* usr/lib/aarch64-linux-gnu/perl* usr/lib/aarch64-linux-gnu/gconv \
-                        usr/lib/aarch64-linux-gnu/libz3* usr/lib/aarch64-linux-gnu/libperl* usr/share/i18n \
-                        usr/lib/postgresql/*/lib/llvmjit* usr/lib/postgresql/*/lib/bitcode var/cache var/lib/apt var/lib/dpkg";
-
-/// Unpacks a package and all that it depends on, of the series that this host has.
-fn unpack(bed: &Bed, package: &str) -> PathBuf {
-    let root = bed.scratch().join(package);
-    let sources = SOURCES.into_iter().find(|file| Path::new(file).exists()).expect("sources of apt");
-    let script = format!(
-        "set -e; rm -rf {root}; . /etc/os-release; TMPDIR=/var/tmp mmdebstrap --quiet --mode=root --variant=extract \
-         --architectures=arm64 --aptopt='APT::Sandbox::User \"root\"' --include=dash,{package} $VERSION_CODENAME {root} {sources}
-         cd {root}; rm -rf {NEEDLESS}
-         # What maintainer scripts make in a new system.
-         for directory in bin sbin lib; do [ -e $directory ] || ln -s usr/$directory $directory; done
-         mkdir -p tmp proc sys dev etc; chmod 1777 tmp",
-        root = root.display(),
-    );
-    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
-    assert!(output.status.success(), "{package}: {}", String::from_utf8_lossy(&output.stderr));
-    root
-}
-
 fn preset(rootfs: PathBuf, command: &[&str], port: u16) -> Preset {
     let command = command.iter().map(|word| (*word).to_owned()).collect();
     Preset { rootfs, command, env: Vec::new(), user: None, port }

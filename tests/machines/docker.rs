@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 
 use godwit_tests::Bed;
 
-use crate::{both_ready, machines, run, wait_for};
+use crate::{all_ready, machines, run, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 41);
 /// Echoes what it is sent, and counts into a volume.
@@ -49,8 +49,8 @@ fn moves(lab: &str, machine: &str, more: &str) {
         // A machine that is emulated on a busy host is not hung.
         config.programs.serve_arguments.extend(["--patience", "300"].map(str::to_owned));
     });
-    both_ready(&bed, "a");
-    both_ready(&bed, "b");
+    all_ready(&bed, "a");
+    all_ready(&bed, "b");
     let lab = bed.lab();
     for node in ["a", "b"] {
         let start = format!(
@@ -110,7 +110,7 @@ fn moves(lab: &str, machine: &str, more: &str) {
     // Docker starts it after a reboot, before godwitd or after it.
     lab.cut_power("a").unwrap();
     lab.power_on("a").unwrap();
-    both_ready(&bed, "a");
+    all_ready(&bed, "a");
     let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, 7));
     echoed(&mut stream, "booted");
     wait_for("Docker to have its container ask godwit again", || {

@@ -12,24 +12,14 @@ mod moves;
 mod podman;
 mod power;
 
-use std::{
-    path::PathBuf,
-    process::{Output, Stdio},
-    time::Duration,
-};
+use std::process::{Output, Stdio};
 
 use godwit_lab::{Lab, LabConfig, workload::Preset};
-use godwit_tests::{Bed, wait_for_within};
-use serde_json::Value;
-
-/// How long a machine that is emulated on a busy host may take for what a real one does at once.
-const PATIENCE: Duration = Duration::from_secs(240);
-
-/// Godwit's packages, which the machines install: `make packages` builds them.
-fn packages() -> PathBuf {
-    let given = std::env::var_os("GODWIT_PACKAGES").map(PathBuf::from);
-    given.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/packages"))
-}
+use godwit_tests::{
+    Bed,
+    machines::{PATIENCE, all_ready, packages},
+    wait_for_within,
+};
 
 /// Makes nodes of a lab machines.
 fn machines(config: &mut LabConfig, machines: &[(&str, &str)]) {
@@ -62,13 +52,4 @@ fn send(bed: &Bed, node: &str, preset: &Preset) {
 /// Waits as long as a machine may take.
 fn wait_for<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
     wait_for_within(PATIENCE, what, found)
-}
-
-/// Waits until a node sees both ready.
-fn both_ready(bed: &Bed, node: &str) {
-    wait_for(&format!("two ready nodes, as {node} sees them"), || {
-        let said = bed.godwit(node, &["--json", "nodes"]);
-        let nodes: Vec<Value> = serde_json::from_str(&said.stdout).ok()?;
-        (nodes.iter().filter(|node| node["state"] == "ready").count() == 2).then_some(())
-    });
 }

@@ -19,7 +19,7 @@ use std::{
 use godwit_lab::workload::{Preset, RedisClient, Rootfs, Workload, resp::Reply};
 use godwit_tests::{Bed, CLIENT, Report, compile_by, pattern::Pattern, psql::Psql};
 
-use crate::{PATIENCE, arm64, both_ready, machines, send};
+use crate::{PATIENCE, all_ready, arm64, machines, send};
 
 const MODES: [&str; 4] = ["cold", "precopy", "postcopy", "hybrid"];
 /// Data of Redis.
@@ -125,8 +125,8 @@ const PAIRS: &[Pair] = &[
                 make: |bed| {
                     bed.lab().cut_power("b").unwrap();
                     bed.lab().power_on("b").unwrap();
-                    both_ready(bed, "a");
-                    both_ready(bed, "b");
+                    all_ready(bed, "a");
+                    all_ready(bed, "b");
                 },
                 services: &[Kind::Redis, Kind::Clocks],
             },

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use godwit_lab::workload::{RedisClient, Workload, resp::Reply};
 use godwit_tests::{Bed, CLIENT, programs};
 
-use crate::{PATIENCE, both_ready, machines, send};
+use crate::{PATIENCE, all_ready, machines, send};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 10);
 
@@ -48,8 +48,8 @@ fn a_node_that_loses_power_comes_back_and_takes_services_with_its_clock_an_hour_
     assert!(String::from_utf8_lossy(&lab(&bed, &["power", "b", "cut"]).stderr).contains("it has none"));
     count(&mut client, &mut number);
     assert_eq!(done(&bed, &["power", "b", "on"]), "b has booted and answers\n");
-    both_ready(&bed, "a");
-    both_ready(&bed, "b");
+    all_ready(&bed, "a");
+    all_ready(&bed, "b");
     bed.migrate("redis", "a", "b");
     count(&mut client, &mut number);
 
@@ -64,6 +64,6 @@ fn a_node_that_loses_power_comes_back_and_takes_services_with_its_clock_an_hour_
     let before = booted();
     done(&bed, &["power", "b", "reset"]);
     assert_ne!(booted(), before, "it has not booted");
-    both_ready(&bed, "a");
+    all_ready(&bed, "a");
     count(&mut client, &mut number);
 }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use godwit_tests::Bed;
 
-use crate::{both_ready, machines, run, wait_for};
+use crate::{all_ready, machines, run, wait_for};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 40);
 /// Echoes what it is sent, and counts into a volume.
@@ -68,8 +68,8 @@ fn moves(lab: &str, machine: &str) -> Bed {
         // A machine that is emulated on a busy host is not hung.
         config.programs.serve_arguments.extend(["--patience", "300"].map(str::to_owned));
     });
-    both_ready(&bed, "a");
-    both_ready(&bed, "b");
+    all_ready(&bed, "a");
+    all_ready(&bed, "b");
     let lab = bed.lab();
     let image = "mkdir -p r/bin r/data && cp /bin/busybox r/bin/ && for name in sh nc cat sleep; do ln -sf busybox r/bin/$name; done \
                  && tar -C r -c . | podman import --quiet - localhost/echo:1";

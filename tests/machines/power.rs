@@ -24,7 +24,7 @@ use godwit_tests::{
     victim::{Attempt, Shown},
 };
 
-use crate::{PATIENCE, both_ready, machines, run, send, wait_for};
+use crate::{PATIENCE, all_ready, machines, run, send, wait_for};
 
 /// The service's name.
 const NAME: &str = "redis";
@@ -254,7 +254,7 @@ impl Stand {
             }
         }
         for node in self.at {
-            both_ready(&self.bed, node);
+            all_ready(&self.bed, node);
         }
         // One whose node has lost power knows nothing more.
         let said = attempt.map(Attempt::end);

@@ -20,7 +20,7 @@ const A_HUNDRED: Duration = Duration::from_secs(300);
 /// Programs of one service.
 const AT_ONCE: usize = 4;
 /// What `make test` has time for.
-const SELECTION: [&str; AT_ONCE] = ["callbacks", "goto", "jumps", "synchronise"];
+const SELECTION: [&str; 6] = ["callbacks", "goto", "jumps", "sorting", "synchronise", "handlers"];
 
 /// Programs that run in one service, at once.
 #[derive(Debug)]
@@ -30,10 +30,9 @@ pub struct Group {
     programs: Vec<(Program, u64)>,
 }
 
-/// All programs that end by themselves within a moment; a selection of them where not all is tested.
-pub fn groups(bed: &Bed) -> Vec<Group> {
-    let all =
-        [Kind::Language, Kind::Threads, Kind::Signals].into_iter().flat_map(|kind| programs(kind).unwrap());
+/// All programs of these kinds; a selection of them where not all is tested.
+pub fn groups(bed: &Bed, kinds: &[Kind]) -> Vec<Group> {
+    let all = kinds.iter().flat_map(|kind| programs(*kind).unwrap());
     let all: Vec<_> = all
         .filter(|program| tier::is_full() || SELECTION.contains(&&*program.name))
         .map(|program| {

@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 
 use godwit_lab::LabConfig;
 
-use crate::{victim::HELD, wait_for_within};
+use crate::{crossing, victim::HELD, wait_for_within};
 
 /// Every point at which a migration can be held, in the order in which it passes them.
 pub const POINTS: [&str; 20] = [
@@ -70,7 +70,10 @@ pub struct Points {
 impl Points {
     /// Tells the daemons of the lab that is made from `config` about them.
     pub fn of(config: &mut LabConfig) -> Self {
-        Self::among(config, &POINTS)
+        match crossing::is_wanted() {
+            true => Self::among(config, &[&POINTS[..], &CROSSING].concat()),
+            false => Self::among(config, &POINTS),
+        }
     }
 
     /// Tells them about these only: some are passed with each batch of pages, and to look whether one is

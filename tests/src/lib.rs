@@ -23,6 +23,7 @@ pub mod hold;
 pub mod hooks;
 pub mod ledger;
 pub mod leftovers;
+pub mod machines;
 pub mod matrix;
 pub mod mqtt;
 pub mod pattern;
@@ -305,6 +306,7 @@ impl Bed {
             config.network_backend = backend.parse().unwrap_or_else(|error| panic!("{error}"));
         }
         change(&mut config);
+        machines::wanted(&mut config);
         let engine = engine::Engine::wanted(&mut config);
         let lab = Lab::up(&config).unwrap_or_else(|error| panic!("{error}"));
         let mut bed = Self { lab, scratch: tempfile::tempdir().unwrap(), engine: None };
@@ -312,6 +314,9 @@ impl Bed {
             engine.start(&bed);
             engine
         });
+        if std::env::var_os(machines::VARIABLE).is_some() {
+            machines::all_ready(&bed, &bed.lab.config().nodes[0]);
+        }
         bed
     }
 
@@ -415,13 +420,21 @@ impl Bed {
         if workload == Workload::Redis && crossing::is_wanted() {
             crossing::replace_redis(&preset);
         }
-        preset
+        // Of labs with machines all nodes are of one kind, but where a test does more by itself.
+        match self.lab.config().nodes.iter().all(|node| machines::is_arm64(self, node)) {
+            true => machines::for_arm64(self, workload, preset),
+            false => preset,
+        }
     }
 
     /// Runs a preset as a service; `more` are further flags of `godwit run`.
     pub fn run(&self, node: &str, name: &str, address: Ipv4Addr, preset: &Preset, more: &[&str]) {
         if let Some(engine) = &self.engine {
             return engine.run(self, node, name, address, preset, more);
+        }
+        if std::env::var_os(machines::VARIABLE).is_some() {
+            let sent = self.lab.send(node, &preset.rootfs, &preset.rootfs);
+            sent.unwrap_or_else(|error| panic!("{error}"));
         }
         let address = address.to_string();
         let mut arguments = vec!["run", "--name", name, "--ip", &address];

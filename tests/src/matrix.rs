@@ -14,7 +14,9 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
-    BUSY, crossing, tier,
+    BUSY, crossing,
+    hold::CROSSING,
+    tier,
     victim::{Attempt, NAME, UNKNOWN, Victim},
     wait_for,
 };
@@ -121,7 +123,7 @@ const PHASES: [Phase; 17] = [
 ];
 
 /// Those of a service that goes on under other executables, beside them.
-const PHASES_OF_CROSSING: [Phase; 2] = [before("source.asked", any), before("destination.rewriting", any)];
+const PHASES_OF_CROSSING: [Phase; 2] = [before(CROSSING[0], any), before(CROSSING[1], any)];
 
 fn phases() -> Vec<Phase> {
     let crossing = PHASES_OF_CROSSING.into_iter().filter(|_| crossing::is_wanted());

@@ -11,7 +11,7 @@
 //! | an upgrade from the last release (`release.rs` builds it) | not at all | node by node, with pages under way, and joins |
 //! | metrics of nodes | Prometheus' own checks of metrics and alerts | and a Prometheus that scrapes two nodes |
 //! | programs that change their memory | two modes each, 4 random programs | all modes, 200 random programs |
-//! | crossings of such programs, in services, at random polls | 8 of 4 programs | 1,000 of all |
+//! | crossings of such programs, in services, at random polls | 4 of some, by kind | 1,000 of all |
 //! | programs that change their instruction set | a selection (`ISA_SELECTION` of the Makefile) | all (`make test-isa-full`) |
 //!
 //! Both are deterministic: a test that fails once can be repeated.
