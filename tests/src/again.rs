@@ -108,10 +108,8 @@ impl Group {
         let archive = bed.scratch().join(format!("{}.tar", self.name));
         let again = ledger::program(bed, "again");
         let built = self.built(bed);
-        let words = self.words();
-        let name = format!("{}:1", self.name);
-        let mut command = vec!["image", "pack", "-o", archive.to_str().unwrap()];
-        command.extend(words.iter().flat_map(|word| ["--cmd", word]));
+        let (words, name) = (serde_json::to_string(&self.words()).unwrap(), format!("{}:1", self.name));
+        let mut command = vec!["image", "pack", "-o", archive.to_str().unwrap(), "--cmd", &words];
         command.extend([&*name, again.to_str().unwrap()]);
         command.extend(built.iter().map(|path| path.to_str().unwrap()));
         bed.done(node, &command);
