@@ -188,8 +188,9 @@ mod tests {
 
     #[test]
     fn values_of_options_without_a_meaning_are_no_files() -> Result<(), ArgumentError> {
-        let line: Vec<OsString> =
-            ["main.o", "--sort-section", "alignment", "-Map", "main.map", "--verbose"].map(OsString::from).into();
+        let line: Vec<OsString> = ["main.o", "--sort-section", "alignment", "-Map", "main.map", "--verbose"]
+            .map(OsString::from)
+            .into();
         let job = parse_linker(&line)?;
         assert_eq!((job.inputs, job.verbose), (vec![Input::File("main.o".into())], true));
         Ok(())

@@ -9,20 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use godwit_isa_packages::package::{Recipe, built};
+use godwit_isa_packages::base::REDIS;
+use godwit_isa_packages::package::built;
 use godwit_isa_packages::travel::{Every, changes, hopping};
 
 use crate::support::{seed, wait_for_changes};
-
-const REDIS: Recipe = Recipe {
-    package: "redis",
-    name: "server",
-    // It can load modules, but need not.
-    commands: "
-        settings=\"CC=$CC AR=$AR RANLIB=$RANLIB MALLOC=libc USE_SYSTEMD=no BUILD_TLS=no OPTIMIZATION=-O2\"
-        make -C deps $settings hiredis linenoise lua hdr_histogram
-        make -j2 -C src $settings LDFLAGS=-lgodwit-nodl redis-server",
-};
 
 /// A connection, and the protocol as far as it is needed: lines and strings.
 struct Client(BufReader<UnixStream>);
