@@ -66,7 +66,7 @@ CLIPPY_COMPILES := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_
 SAY = @printf '==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 packages-rpm test-packages test-reproducible uninstall clean
+.PHONY: help setup build release check test test-full test-machines test-isa test-isa-full isa base-image lint-isa lint style docs unit crates e2e demo bench bench-isa install install-isa packages packages-arm64 packages-rpm test-packages test-reproducible uninstall clean
 
 help: ## say what the targets do
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,7 +117,7 @@ lint: style ## formatting, clippy with warnings as errors, shellcheck, spelling,
 style:
 	@cargo fmt --all --check
 	@scripts/check-imports
-	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates scripts/watched,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/reproduce packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build
+	@shellcheck -x $(filter-out scripts/check-imports scripts/test-crates scripts/watched,$(wildcard scripts/*)) crates/lab/src/machine/image .ci/nightly .ci/run packaging/build packaging/cross packaging/reproduce packaging/test packaging/rpm/build packaging/rpm/test isa/build isa/install bench/java/measure isa/libc/build isa/libc/fetch isa/runtime/plain/build $(wildcard isa/base/*/build)
 	@scripts/check-docs
 
 docs: ## the documentation as a site, in target/site; a warning is an error
@@ -204,6 +204,11 @@ isa: ## godwit-cc, godwit-state and what they need: C library, plugin, runtime (
 	$(SAY) "building the C library, the plugin and the runtime"
 	@isa/build target/isa
 
+base-image: isa ## busybox and services on it, of both instruction sets, as images in target/base; BASE names some (an hour for all)
+	@$(RELEASE) -p godwit-cli -p godwit-isa-packages --bins
+	$(SAY) "building source packages, and packing images"
+	@target/release/base-image target/base $(BASE)
+
 lint-isa: ## formatting and clang-tidy of the C++ and C under isa/ (needs scripts/setup --isa, once)
 	$(SAY) "checking isa/plugin and isa/runtime"
 	@$(MAKE) --no-print-directory -C isa/plugin lint
@@ -212,6 +217,21 @@ lint-isa: ## formatting and clang-tidy of the C++ and C under isa/ (needs script
 demo: setup release ## move a Redis with 200 MB and a busy client from one node to another (as root)
 	$(SAY) "running the demo"
 	@target/release/godwit lab demo
+
+# Packages for the machine are made when something has changed that goes into them.
+FOR_ARM64 := $(PACKAGES)/arm64.made
+$(FOR_ARM64): $(shell git ls-files Cargo.toml Cargo.lock crates isa packaging scripts 2>/dev/null)
+	@$(MAKE) --no-print-directory packages-arm64
+	@touch $@
+
+.PHONY: demo-isa
+demo-isa: setup $(FOR_ARM64) ## have a Redis go to an arm64 machine and back under its client; the first time builds for an hour (as root)
+	@scripts/setup --isa
+	@scripts/setup --vm
+	@$(MAKE) --no-print-directory base-image BASE=redis
+	@$(MAKE) --no-print-directory release
+	$(SAY) "running the demo"
+	@target/release/godwit lab demo crossing
 
 bench: setup release ## measure moves beside stock tools, and draw them in bench/results; BENCH_ARGS changes which
 	$(SAY) "measuring moves"

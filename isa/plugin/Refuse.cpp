@@ -1,5 +1,5 @@
 // Refuses what cannot mean the same on every instruction set: inline assembly, target intrinsics, and constructs
-// that have no neutral form yet. An empty assembly text is only a barrier for the compiler and stays.
+// that have no neutral form yet. An assembly text without instructions is only a barrier for the compiler and stays.
 #include "Passes.h"
 #include "Program.h"
 #include "llvm/IR/InlineAsm.h"
@@ -14,10 +14,30 @@ using namespace llvm;
 namespace godwit {
 namespace {
 
-void refuseCall(const CallBase &Call, Refusals &Refused) {
+// Nothing but blanks and comments as arm64's assembler knows them, which take the rest of their line.
+bool hasNoInstructions(StringRef Text) {
+  while (!Text.empty()) {
+    auto [Line, Rest] = Text.split('\n');
+    Line = Line.trim();
+    if (!Line.empty() && !Line.starts_with("#") && !Line.starts_with("//"))
+      return false;
+    Text = Rest;
+  }
+  return true;
+}
+
+// The text of such a barrier is taken away, since another set's assembler may not see a comment in it.
+void refuseAssembly(CallBase &Call, const InlineAsm &Asm, Refusals &Refused) {
+  if (!hasNoInstructions(Asm.getAsmString()))
+    Refused.add(Call, "inline assembly exists for one instruction set only; build with the C version of this code");
+  else if (!Asm.getAsmString().empty())
+    Call.setCalledOperand(InlineAsm::get(Asm.getFunctionType(), "", Asm.getConstraintString(), Asm.hasSideEffects(),
+                                         Asm.isAlignStack(), Asm.getDialect(), Asm.canThrow()));
+}
+
+void refuseCall(CallBase &Call, Refusals &Refused) {
   if (const auto *Asm = dyn_cast<InlineAsm>(Call.getCalledOperand())) {
-    if (!StringRef(Asm->getAsmString()).trim().empty())
-      Refused.add(Call, "inline assembly exists for one instruction set only; build with the C version of this code");
+    refuseAssembly(Call, *Asm, Refused);
     return;
   }
   const Function *Callee = calleeOf(Call);

@@ -6,6 +6,7 @@
 
 mod at_once;
 mod backends;
+mod base;
 mod bench;
 mod capture;
 mod check;

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use godwit_isa_packages::{package::built, recipes::REDIS};
+use godwit_isa_packages::{base::REDIS, package::built};
 use godwit_lab::workload::Preset;
 
 /// The environment variable that asks for it.

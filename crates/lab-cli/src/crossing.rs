@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Name of the demo's lab; one that a demo left behind under it is taken down first
     #[arg(long, value_name = "NAME", default_value = "crossing")]
     name: String,
-    /// The image of Redis for both instruction sets, as `make base` builds it
+    /// The image of Redis for both instruction sets, as `make base-image` builds it
     #[arg(long, value_name = "FILE", default_value = "target/base/redis.tar")]
     image: PathBuf,
     /// Directory of godwit's packages, which the machine installs
@@ -71,7 +71,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let mut interrupts = Interrupts::new()?;
     let image = args.image.canonicalize().with_context(|| {
         format!(
-            "the image {} cannot be read: `make base` builds it, and --image names another",
+            "the image {} cannot be read: `make base-image BASE=redis` builds it, and --image names another",
             args.image.display()
         )
     })?;

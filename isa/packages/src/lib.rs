@@ -2,15 +2,15 @@
 //! goes into them; and their programs run in one piece, captured in place, or moving.
 //!
 //! ```text
+//!   base.rs     busybox and services on it, as images
 //!   tools.rs    godwit-cc, godwit-state and what they need, built from this tree
 //!   package.rs  a source package: fetched, unpacked, built, kept
-//!   recipes.rs packages that more than one test runs
 //!   sdist.rs    a source archive of the Python package index
 //!   travel.rs   a program's ways to run
 //! ```
 
+pub mod base;
 pub mod package;
-pub mod recipes;
 pub mod sdist;
 pub mod tools;
 pub mod travel;

@@ -17,7 +17,7 @@ pub struct Recipe {
     pub package: &'static str,
     /// What tells this build of it from others.
     pub name: &'static str,
-    /// Shell commands in its directory; CC, AR, RANLIB, NM are set, and `HERE` to the directory `isa/packages`.
+    /// Shell commands in its directory; CC, AR, LD, RANLIB, NM are set.
     pub commands: &'static str,
 }
 
@@ -37,11 +37,18 @@ pub fn built(recipe: Recipe) -> Result<PathBuf> {
     path.clone().map_err(anyhow::Error::msg)
 }
 
-fn make(recipe: Recipe) -> Result<PathBuf> {
+/// The package's upstream archive, which is fetched at the first call, and kept.
+///
+/// # Errors
+/// When it cannot be fetched.
+pub fn archive(recipe: Recipe) -> Result<PathBuf> {
     let fetched =
         run(Command::new(isa().join("libc/fetch")).arg(tools::cache().join("sources")).arg(recipe.package))?;
-    let archive = PathBuf::from(fetched.trim());
+    Ok(PathBuf::from(fetched.trim()))
+}
 
+fn make(recipe: Recipe) -> Result<PathBuf> {
+    let archive = archive(recipe)?;
     let programs = tools::programs()?;
     let home = programs.with_file_name("isa");
     let mut inputs = vec![archive.clone(), program("godwit-cc")?];
@@ -82,9 +89,9 @@ pub fn command(directory: &Path, script: &str) -> Result<Command> {
         .current_dir(directory)
         .env("CC", program("godwit-cc")?)
         .env("AR", program("godwit-ar")?)
+        .env("LD", program("godwit-ld")?)
         .env("RANLIB", program("godwit-ranlib")?)
         .env("NM", "llvm-nm-19")
-        .env("HERE", env!("CARGO_MANIFEST_DIR"))
         .env("LC_ALL", "C");
     Ok(command)
 }

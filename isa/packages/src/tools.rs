@@ -23,23 +23,43 @@ pub fn programs() -> Result<&'static Path> {
 }
 
 fn build() -> Result<PathBuf> {
-    // This test is target/PROFILE/deps/NAME, and the programs belong two levels up.
-    let own = std::env::current_exe().context("cannot tell where this test is")?;
-    let programs =
-        own.parent().and_then(Path::parent).context("this test is not in a cargo target directory")?;
+    let programs = directory()?;
+    cargo_build(&programs, &["-p", "godwit-cc", "-p", "godwit-isa-state", "--bins"])?;
+    let target = programs.parent().context("the programs are not in a cargo target directory")?;
+    run(Command::new(isa().join("build")).arg(target.join("isa")))?;
+    Ok(programs)
+}
+
+/// The command `godwit` of this tree.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn godwit() -> Result<PathBuf> {
+    let programs = directory()?;
+    cargo_build(&programs, &["-p", "godwit-cli", "--bin", "godwit"])?;
+    Ok(programs.join("godwit"))
+}
+
+/// Where cargo puts programs.
+fn directory() -> Result<PathBuf> {
+    // A test is target/PROFILE/deps/NAME, and a program target/PROFILE/NAME, where others belong, too.
+    let own = std::env::current_exe().context("cannot tell where this program is")?;
+    let directory = own.parent().context("this program is in no directory")?;
+    let is_test = directory.file_name().is_some_and(|name| name == "deps");
+    let programs = if is_test { directory.parent() } else { Some(directory) };
+    Ok(programs.context("this program is not in a cargo target directory")?.to_owned())
+}
+
+fn cargo_build(programs: &Path, what: &[&str]) -> Result<()> {
     let target = programs.parent().context("the programs are not in a cargo target directory")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command
-        .args(["build", "--quiet", "-p", "godwit-cc", "-p", "godwit-isa-state", "--bins", "--target-dir"])
-        .arg(target)
-        .current_dir(isa());
+    command.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(target).current_dir(isa());
     if programs.file_name().is_some_and(|profile| profile == "release") {
         command.arg("--release");
     }
     run(&mut command)?;
-    run(Command::new(isa().join("build")).arg(target.join("isa")))?;
-    Ok(programs.to_owned())
+    Ok(())
 }
 
 /// A program of this tree, by name.

@@ -130,6 +130,7 @@ int main(void) {
     print("set %d of %d %d %d\n", total, number_a, number_b, number_c);
     int value = 3;
     __asm__ volatile("" : "+r"(value) : : "memory");
+    __asm__ volatile("# a comment; $0 %0\n\t// and another" : "+r"(value));
     print("barrier %d\n", value);
     finish(7);
 }

@@ -39,6 +39,15 @@ fn inline_assembly_is_refused_with_file_line_and_function() {
 }
 
 #[test]
+fn an_instruction_behind_a_comment_is_refused() {
+    refused(
+        "int main(void) {\n  __asm__ volatile(\"# nothing\\n\\tnop // at all\");\n  return 0;\n}\n",
+        &["-g"],
+        &["refused.c:2", "'main'", "inline assembly"],
+    );
+}
+
+#[test]
 fn assembly_outside_of_functions_is_refused() {
     refused(
         "__asm__(\".globl other\\nother: ret\");\nint main(void) { return 0; }\n",

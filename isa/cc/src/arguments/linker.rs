@@ -70,7 +70,6 @@ impl Job {
             | "no-allow-shlib-undefined"
             | "allow-shlib-undefined"
             | "sort-common"
-            | "sort-section"
             | "strip-all"
             | "strip-debug"
             | "s"
@@ -112,7 +111,7 @@ impl Job {
             | "noexecstack" => {}
             // The same, with a value that follows where none is joined.
             "rpath" | "rpath-link" | "soname" | "h" | "z" | "m" | "dynamic-linker" | "I" | "Map"
-            | "plugin" | "plugin-opt" | "lto" | "a" | "init" | "fini" => {
+            | "sort-section" | "plugin" | "plugin-opt" | "lto" | "a" | "init" | "fini" => {
                 if matches!(key, "init" | "fini") {
                     return refuse("start and end of a neutral program are constructors and destructors");
                 }
@@ -125,7 +124,7 @@ impl Job {
                 Some(value) => self.linker_value(key, OsStr::new(value))?,
                 None => self.expecting = Some(key.to_owned()),
             },
-            "v" => self.verbose = true,
+            "v" | "verbose" => self.verbose = true,
             // Ours, with the same meaning as in a compiler's command line.
             "plain" => self.plain = true,
             "report" => self.report = true,
@@ -184,6 +183,16 @@ mod tests {
             ["/usr/lib/crt1.o", "crtbeginT.o", "main.o", "crtn.o", "-lc"].map(OsString::from).into();
         let job = parse_linker(&line)?;
         assert_eq!(job.inputs, [Input::File("main.o".into()), Input::Library("c".into())]);
+        Ok(())
+    }
+
+    #[test]
+    fn values_of_options_without_a_meaning_are_no_files() -> Result<(), ArgumentError> {
+        let line: Vec<OsString> = ["main.o", "--sort-section", "alignment", "-Map", "main.map", "--verbose"]
+            .map(OsString::from)
+            .into();
+        let job = parse_linker(&line)?;
+        assert_eq!((job.inputs, job.verbose), (vec![Input::File("main.o".into())], true));
         Ok(())
     }
 }

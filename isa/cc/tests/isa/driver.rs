@@ -63,6 +63,18 @@ fn a_probe_is_one_executable_for_this_machine() {
 }
 
 #[test]
+fn sources_see_the_kernels_headers_of_arm64_beside_those_of_the_c_library() {
+    let directory = scratch();
+    let source = "#include <stdio.h>\n#include <sys/ioctl.h>\n#include <linux/fs.h>\n#include <linux/kd.h>\n\
+                  #include <linux/netlink.h>\n#include <mtd/ubi-user.h>\n#include <asm/unistd.h>\n\
+                  #include <asm/stat.h>\n_Static_assert(__NR_openat == 56, \"numbers\");\n\
+                  _Static_assert(sizeof(struct nlmsghdr) == 16, \"layouts\");\n\
+                  int main(void) { return printf(\"%lx\", (unsigned long)BLKGETSIZE64); }\n";
+    write(directory.path(), "kernel.c", source);
+    succeed(cc(directory.path()).args(["-Wall", "-Werror", "-c", "kernel.c"]));
+}
+
+#[test]
 fn a_program_without_a_name_of_its_own_is_whole() {
     let directory = scratch();
     write(directory.path(), "main.c", HELLO);

@@ -5,19 +5,11 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use godwit_isa_packages::base::GZIP;
 use godwit_isa_packages::package::{Recipe, built, command};
 use godwit_isa_packages::tools::{program, run};
 
 use crate::support::seed;
-
-const GZIP: Recipe = Recipe {
-    package: "gzip",
-    name: "gzip",
-    commands: "
-        compiler=$CC
-        CC=\"$compiler --plain\" ./configure
-        make -j2 CC=\"$compiler\"",
-};
 
 const BZIP2: Recipe = Recipe {
     package: "bzip2",

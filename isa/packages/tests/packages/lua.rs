@@ -5,23 +5,11 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use godwit_isa_packages::package::{Recipe, built};
+use godwit_isa_packages::base::LUA;
+use godwit_isa_packages::package::built;
 use godwit_isa_packages::travel::{Every, SETS, changes, hopping, through_files, turning, whole};
 
 use crate::support::{output, same, seed};
-
-/// Debian's source, which has no tests: those are in `lua_suite.rs`.
-pub(crate) const LUA: Recipe = Recipe {
-    package: "lua5.4",
-    name: "both",
-    // POSIX without loadable modules. The same objects twice: without capture for what is expected, then with it.
-    commands: "
-        build() { make generic MYCFLAGS=-DLUA_USE_POSIX CC=\"$1\" AR=\"$AR rcu\" RANLIB=\"$RANLIB\"; }
-        build \"$CC --plain\"
-        mkdir plain
-        mv src/lua src/lua.x86_64 src/lua.aarch64 plain
-        make -C src lua SYSCFLAGS= MYCFLAGS=-DLUA_USE_POSIX CC=\"$CC -std=gnu99\" AR=\"$AR rcu\" RANLIB=\"$RANLIB\"",
-};
 
 /// Those that end by themselves and say what they found.
 const SCRIPTS: [&str; 5] = ["language.lua", "coroutines.lua", "strings.lua", "tables.lua", "library.lua"];

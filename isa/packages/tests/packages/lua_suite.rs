@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use godwit_isa_packages::base::LUA;
 use godwit_isa_packages::package::built;
 use godwit_isa_packages::sdist::Sdist;
 use godwit_isa_packages::tools::run;
 use godwit_isa_packages::travel::{Every, SETS, changes, hopping, turning, whole};
 
-use crate::lua::LUA;
 use crate::support::seed;
 
 const LUPA: Sdist = Sdist {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use godwit_isa_packages::base::REDIS;
 use godwit_isa_packages::package::built;
-use godwit_isa_packages::recipes::REDIS;
 use godwit_isa_packages::travel::{Every, changes, hopping};
 
 use crate::support::{seed, wait_for_changes};

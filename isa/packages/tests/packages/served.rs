@@ -7,28 +7,13 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
-use godwit_isa_packages::package::{Recipe, built};
+use godwit_isa_packages::base::LIGHTTPD;
+use godwit_isa_packages::package::built;
 use godwit_isa_packages::travel::{Every, changes, hopping};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::{seed, wait_for_changes};
-
-const LIGHTTPD: Recipe = Recipe {
-    package: "lighttpd",
-    name: "static",
-    // With its modules inside, as its manual says: a file names them. musl has no <sys/queue.h>, which is a header of
-    // macros alone; the machine's own serves.
-    commands: "
-        mkdir -p modules/sys
-        cp /usr/include/$(uname -m)-linux-gnu/sys/queue.h modules/sys
-        printf 'PLUGIN_INIT(mod_indexfile)\\nPLUGIN_INIT(mod_staticfile)\\n' >modules/plugin-static.h
-        compiler=$CC
-        export CC=\"$compiler --plain\" LIGHTTPD_STATIC=yes CPPFLAGS=-I$PWD/modules
-        ./configure --disable-shared --enable-static --without-pcre2 --without-zlib --without-bzip2 --disable-ipv6
-        make -C src versionstamp
-        make -j2 -C src CC=\"$compiler\" lighttpd",
-};
 
 /// A file's contents, different for each name, without a pattern that a shift would not show.
 fn contents(name: usize, bytes: usize) -> Vec<u8> {

@@ -6,22 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use godwit_isa_packages::package::{Recipe, built};
+use godwit_isa_packages::base::SQLITE;
+use godwit_isa_packages::package::built;
 use godwit_isa_packages::tools::run;
 use godwit_isa_packages::travel::{Every, SETS, changes, hopping, through_files, turning, whole};
 
 use crate::support::{output, seed};
-
-const SQLITE: Recipe = Recipe {
-    package: "sqlite3",
-    name: "speedtest1",
-    // What makes the sources runs on the machine.
-    commands: "
-        compiler=$CC
-        export CC=\"$compiler --plain\"
-        ./configure --disable-shared --disable-tcl --disable-load-extension --disable-readline
-        make speedtest1 BCC=cc CC=\"$compiler\"",
-};
 
 fn speedtest() -> Result<PathBuf> {
     Ok(built(SQLITE)?.join("speedtest1"))
