@@ -74,7 +74,9 @@ pub(super) struct Args {
 }
 
 pub(super) async fn measure(args: &Args, lab: &str, global: &Global) -> anyhow::Result<ExitCode> {
-    let bed = Bed { name: lab.to_owned(), link: args.link, ..Bed::default() };
+    // Else pages that a node has kept from the move before would not cross at all.
+    let daemon_arguments = ["--retained-memory", "0"].map(str::to_owned).to_vec();
+    let bed = Bed { name: lab.to_owned(), link: args.link, daemon_arguments, ..Bed::default() };
     let mut results = Results::new(args.out.as_deref(), global.json)?;
     for &threads in &args.threads {
         bed.lab(true, async |lab| there_and_back(args, threads, lab, &mut results).await).await?;
