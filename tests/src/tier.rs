@@ -11,6 +11,7 @@
 //! | an upgrade from the last release (`release.rs` builds it) | not at all | node by node, with pages under way, and joins |
 //! | metrics of nodes | Prometheus' own checks of metrics and alerts | and a Prometheus that scrapes two nodes |
 //! | programs that change their memory | two modes each, 4 random programs | all modes, 200 random programs |
+//! | services of the base (`isa/base`) that cross | a shell with children | and Redis, nginx, lighttpd, mosquitto, Lua, SQLite, gzip |
 //! | programs that change their instruction set | a selection (`ISA_SELECTION` of the Makefile) | all (`make test-isa-full`) |
 //!
 //! Both are deterministic: a test that fails once can be repeated.
