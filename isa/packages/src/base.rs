@@ -44,6 +44,14 @@ pub const SQLITE: Recipe =
 pub const LIGHTTPD: Recipe =
     Recipe { package: "lighttpd", name: "static", commands: include_str!("../../base/lighttpd/build") };
 
+/// nginx.
+pub const NGINX: Recipe =
+    Recipe { package: "nginx", name: "server", commands: include_str!("../../base/nginx/build") };
+
+/// The broker mosquitto.
+pub const MOSQUITTO: Recipe =
+    Recipe { package: "mosquitto", name: "broker", commands: include_str!("../../base/mosquitto/build") };
+
 /// gzip.
 pub const GZIP: Recipe =
     Recipe { package: "gzip", name: "gzip", commands: include_str!("../../base/gzip/build") };
@@ -67,7 +75,7 @@ pub struct Image {
 const BUSYBOX_PROGRAM: Placed = ("busybox_unstripped", "/bin/busybox");
 
 /// All images; the base is the first one.
-pub const IMAGES: [Image; 6] = [
+pub const IMAGES: [Image; 8] = [
     Image { name: "base", recipe: BUSYBOX, programs: &[], command: &["/bin/sh"] },
     Image {
         name: "redis",
@@ -87,6 +95,18 @@ pub const IMAGES: [Image; 6] = [
         recipe: LIGHTTPD,
         programs: &[("src/lighttpd", "/usr/sbin/lighttpd")],
         command: &["/usr/sbin/lighttpd", "-D", "-f", "/etc/lighttpd.conf"],
+    },
+    Image {
+        name: "nginx",
+        recipe: NGINX,
+        programs: &[("objs/nginx", "/usr/sbin/nginx")],
+        command: &["/usr/sbin/nginx"],
+    },
+    Image {
+        name: "mosquitto",
+        recipe: MOSQUITTO,
+        programs: &[("src/mosquitto", "/usr/sbin/mosquitto")],
+        command: &["/usr/sbin/mosquitto", "-c", "/etc/mosquitto.conf"],
     },
     // A server: what a client sends comes back compressed.
     Image {

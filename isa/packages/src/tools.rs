@@ -24,20 +24,29 @@ pub fn programs() -> Result<&'static Path> {
 
 fn build() -> Result<PathBuf> {
     let programs = directory()?;
-    cargo_build(&programs, &["-p", "godwit-cc", "-p", "godwit-isa-state", "--bins"])?;
     let target = programs.parent().context("the programs are not in a cargo target directory")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["build", "--quiet", "-p", "godwit-cc", "-p", "godwit-isa-state", "--bins", "--target-dir"])
+        .arg(target)
+        .current_dir(isa());
+    if programs.file_name().is_some_and(|profile| profile == "release") {
+        command.arg("--release");
+    }
+    run(&mut command)?;
     run(Command::new(isa().join("build")).arg(target.join("isa")))?;
     Ok(programs)
 }
 
-/// The command `godwit` of this tree.
+/// The command `godwit` of this tree, which has been built with the program that asks.
 ///
 /// # Errors
-/// When it cannot be built.
+/// When it has not.
 pub fn godwit() -> Result<PathBuf> {
-    let programs = directory()?;
-    cargo_build(&programs, &["-p", "godwit-cli", "--bin", "godwit"])?;
-    Ok(programs.join("godwit"))
+    let godwit = directory()?.join("godwit");
+    ensure!(godwit.exists(), "{} is not built: run 'make base-image'", godwit.display());
+    Ok(godwit)
 }
 
 /// Where cargo puts programs.
@@ -48,18 +57,6 @@ fn directory() -> Result<PathBuf> {
     let is_test = directory.file_name().is_some_and(|name| name == "deps");
     let programs = if is_test { directory.parent() } else { Some(directory) };
     Ok(programs.context("this program is not in a cargo target directory")?.to_owned())
-}
-
-fn cargo_build(programs: &Path, what: &[&str]) -> Result<()> {
-    let target = programs.parent().context("the programs are not in a cargo target directory")?;
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--quiet"]).args(what).arg("--target-dir").arg(target).current_dir(isa());
-    if programs.file_name().is_some_and(|profile| profile == "release") {
-        command.arg("--release");
-    }
-    run(&mut command)?;
-    Ok(())
 }
 
 /// A program of this tree, by name.

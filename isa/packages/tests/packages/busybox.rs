@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use godwit_isa_packages::base::BUSYBOX;
 use godwit_isa_packages::package::{Recipe, built};
 use godwit_isa_packages::tools::run;
+use tempfile::TempDir;
 
 use crate::support::seed;
 
@@ -23,25 +24,30 @@ const NATIVE: Recipe = Recipe {
     ),
 };
 
-/// Tests that are left out: `wget` asks servers of the internet, `mount` makes file systems and kernel modules of the
-/// machine's, and what an applet takes without a terminal, as `su` does, waits for none.
-const LEFT_OUT: [&str; 2] = ["wget", "mount"];
+/// Tests that are left out: those of `mount` mount file systems on the machine, those of `wget` ask servers of the internet.
+const LEFT_OUT: [&str; 2] = ["mount", "wget"];
+
+/// Left out as well where a script stands in the program's place: `mdev` is tested in a root of its own where that does not
+/// run, `pidof` finds a process by its name, and `bc` counts to a million, which takes an hour with captures.
+const LEFT_OUT_CAPTURED: [&str; 3] = ["bc", "mdev", "pidof"];
 
 /// What is expected of the native build, so that a suite that ends early, or tests nothing, is seen.
-const LEAST: usize = 800;
+const LEAST: usize = 700;
 
-/// A copy of a build with this program in busybox's place.
-fn suite(recipe: Recipe, busybox: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<tempfile::TempDir> {
+/// A copy of a build with this program in busybox's place, and without some tests.
+fn suite(
+    recipe: Recipe,
+    left_out: &[&str],
+    busybox: impl FnOnce(&Path) -> Result<PathBuf>,
+) -> Result<TempDir> {
     let directory = built(recipe)?;
     let place = tempfile::tempdir()?;
     for name in ["testsuite", ".config"] {
         run(Command::new("cp").arg("-a").arg(directory.join(name)).arg(place.path()))?;
     }
-    for name in LEFT_OUT {
-        run(Command::new("rm")
-            .arg("-rf")
-            .arg(place.path().join("testsuite").join(name))
-            .arg(place.path().join("testsuite").join(format!("{name}.tests"))))?;
+    for name in left_out {
+        let tests = place.path().join("testsuite").join(name);
+        run(Command::new("rm").arg("-rf").arg(tests.with_extension("tests")).arg(&tests))?;
     }
     let program = place.path().join("busybox");
     std::fs::copy(busybox(&directory)?, &program).context("the program cannot be copied")?;
@@ -55,6 +61,7 @@ fn verdicts(place: &Path) -> Result<BTreeMap<String, usize>> {
         .current_dir(place.join("testsuite"))
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("SHELL", "/bin/sh")
         .stdin(Stdio::null())
         .output()
         .context("cannot run the tests")?;
@@ -90,31 +97,38 @@ fn agrees(place: &Path, expected: &BTreeMap<String, usize>, what: &str) -> Resul
     Ok(())
 }
 
-#[test]
-#[ignore = "builds a package: make test-isa-full"]
-fn its_own_tests_say_what_they_say_of_a_native_build() -> Result<()> {
-    let native = suite(NATIVE, |directory| Ok(directory.join("busybox_unstripped")))?;
+/// What the suite says of the native build, of which most has to be that a test passes.
+fn expected(left_out: &[&str]) -> Result<BTreeMap<String, usize>> {
+    let native = suite(NATIVE, left_out, |directory| Ok(directory.join("busybox_unstripped")))?;
     let expected = verdicts(native.path())?;
     let count = passed(&expected);
     ensure!(count >= LEAST, "{count} tests pass with the native build: {expected:?}");
-    println!("{count} tests pass with a native build; others: {:?}", {
-        expected.keys().filter(|line| !line.starts_with("PASS: ")).collect::<Vec<_>>()
-    });
-    let set = std::env::consts::ARCH;
-    let executable = |directory: &Path| Ok(directory.join(format!("busybox_unstripped.{set}")));
-    let whole = suite(BUSYBOX, executable)?;
-    agrees(whole.path(), &expected, "in one piece")?;
+    let others: Vec<_> = expected.keys().filter(|line| !line.starts_with("PASS: ")).collect();
+    println!("{count} tests pass with the native build; others: {others:?}");
+    Ok(expected)
+}
 
-    // Each process that is started by an applet's name, and what it forks.
+fn executable(directory: &Path) -> PathBuf {
+    directory.join(format!("busybox_unstripped.{}", std::env::consts::ARCH))
+}
+
+#[test]
+#[ignore = "builds a package: make test-isa-full"]
+fn its_own_tests_say_what_they_say_of_a_native_build() -> Result<()> {
+    let whole = suite(BUSYBOX, &LEFT_OUT, |directory| Ok(executable(directory)))?;
+    agrees(whole.path(), &expected(&LEFT_OUT)?, "in one piece")
+}
+
+#[test]
+#[ignore = "builds a package: make test-isa-full"]
+fn its_own_tests_say_the_same_while_applets_are_captured_in_place() -> Result<()> {
+    let left_out = [&LEFT_OUT[..], &LEFT_OUT_CAPTURED[..]].concat();
     let polls = fastrand::Rng::with_seed(seed()).u64(20..=200);
-    let turning = suite(BUSYBOX, |directory| {
-        let script = directory.join("turning");
-        let text = format!(
-            "#!/bin/sh\nGODWIT_ARGV0=$0 GODWIT_STATE_TURN={polls} exec {} \"$@\"\n",
-            executable(directory)?.display()
-        );
-        std::fs::write(&script, text)?;
-        Ok(script)
-    })?;
-    agrees(turning.path(), &expected, &format!("captured every {polls} polls"))
+    // Each process that is started by an applet's name, and what it forks.
+    let script = tempfile::NamedTempFile::new()?;
+    let program = executable(&built(BUSYBOX)?);
+    let text = format!("GODWIT_ARGV0=$0 GODWIT_STATE_TURN={polls} exec {} \"$@\"", program.display());
+    std::fs::write(&script, format!("#!/bin/sh\n{text}\n"))?;
+    let turning = suite(BUSYBOX, &left_out, |_| Ok(script.path().to_owned()))?;
+    agrees(turning.path(), &expected(&left_out)?, &format!("captured every {polls} polls"))
 }
