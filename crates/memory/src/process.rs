@@ -58,6 +58,9 @@ pub enum ProcessError {
     },
 }
 
+/// So many threads of a process may end just before each is looked at.
+const TRIES: usize = 100;
+
 /// One process, held by handles that do not follow its PID to another process.
 #[derive(Debug)]
 pub struct Process {
@@ -212,6 +215,27 @@ impl Process {
         Ok(())
     }
 
+    /// Does something with the thread that is looked at; with another one if that has ended meanwhile.
+    fn of_task<T>(&self, mut attempt: impl FnMut(i32) -> Result<T, ProcessError>) -> Result<T, ProcessError> {
+        let mut tries = 1..TRIES;
+        loop {
+            let task = self.task();
+            let is_absent = |error: &ProcessError| match error {
+                ProcessError::Gone { .. } => true,
+                ProcessError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+                ProcessError::Parse { .. } => false,
+            };
+            match attempt(task) {
+                Err(error)
+                    if is_absent(&error) && self.state_of(task).is_none() && tries.next().is_some() =>
+                {
+                    self.find_task()?;
+                }
+                done => return done,
+            }
+        }
+    }
+
     /// A thread that had the address space when [`Process::areas`] last looked.
     pub(crate) fn task(&self) -> i32 {
         self.task.load(Ordering::Relaxed)
@@ -230,7 +254,7 @@ impl Process {
 
     /// `/proc/PID/status` of the thread that is looked at.
     pub(crate) fn status(&self) -> Result<maps::Status, ProcessError> {
-        self.status_of(self.task())
+        self.of_task(|task| self.status_of(task))
     }
 
     /// The same of this thread.
@@ -246,7 +270,7 @@ impl Process {
 
     /// Opens a file of the thread that is looked at.
     pub(crate) fn open_file(&self, name: &str) -> Result<File, ProcessError> {
-        self.open_path(&format!("task/{}/{name}", self.task()), OFlag::O_RDONLY)
+        self.of_task(|task| self.open_path(&format!("task/{task}/{name}"), OFlag::O_RDONLY))
     }
 
     /// Whether it has a file open whose reads a device writes into memory by itself, or may have one: a file that cannot
@@ -319,8 +343,7 @@ impl Process {
 
     /// Clears the soft-dirty bits of all its pages (Documentation/admin-guide/mm/soft-dirty.rst).
     pub(crate) fn clear_soft_dirty(&self) -> Result<(), ProcessError> {
-        let path = format!("task/{}/clear_refs", self.task());
-        self.open_path(&path, OFlag::O_WRONLY)
+        self.of_task(|task| self.open_path(&format!("task/{task}/clear_refs"), OFlag::O_WRONLY))
             .or_else(|_| self.open_path("clear_refs", OFlag::O_WRONLY))?
             .write_all(b"4")
             .map_err(|source| self.failed("clear its soft-dirty bits", source))
@@ -334,12 +357,12 @@ impl Process {
 
     /// The whole of one of its files.
     pub(crate) fn text(&self, path: &str) -> Result<String, ProcessError> {
-        let path = match path {
-            "maps" | "smaps" => format!("task/{}/{path}", self.task()),
-            path => path.to_owned(),
+        let opened = match path {
+            "maps" | "smaps" => self.open_file(path),
+            path => self.open_path(path, OFlag::O_RDONLY),
         };
         let mut bytes = Vec::with_capacity(16 * 1024);
-        self.open_path(&path, OFlag::O_RDONLY)?
+        opened?
             .read_to_end(&mut bytes)
             .map_err(|source| self.failed(&format!("read /proc/{}/{path}", self.pid), source))?;
         // Names of files may be no UTF-8; nothing here depends on them.
@@ -365,4 +388,39 @@ pub(crate) fn pidfd(pid: i32) -> Result<OwnedFd, Errno> {
     // The kernel refuses those below 1 too.
     let pid = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw).ok_or(Errno::EINVAL)?;
     pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// The number of a thread that has been, and is no more.
+    fn ended_thread() -> i32 {
+        let number = || std::fs::read_link("/proc/thread-self").unwrap().file_name().unwrap().to_owned();
+        let number = std::thread::spawn(number).join().unwrap();
+        let number = number.to_str().unwrap().parse().unwrap();
+        // It is joined a moment before the kernel has let go of it; there is no event for that.
+        while Path::new(&format!("/proc/self/task/{number}")).exists() {
+            std::thread::yield_now();
+        }
+        number
+    }
+
+    #[test]
+    fn a_process_is_looked_at_although_the_thread_that_was_looked_at_has_ended() {
+        let process = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let looked_at_ended_one = || process.task.store(ended_thread(), Ordering::Relaxed);
+        looked_at_ended_one();
+        assert!(!process.areas_at_once().unwrap().is_empty());
+        looked_at_ended_one();
+        process.status().unwrap();
+        looked_at_ended_one();
+        process.open_file("pagemap").unwrap();
+        looked_at_ended_one();
+        process.text("maps").unwrap();
+        // What is not there at all is not looked for in all threads.
+        let missing = process.open_file("nothing").unwrap_err();
+        assert!(matches!(missing, ProcessError::Io { .. }), "{missing}");
+    }
 }
