@@ -42,7 +42,7 @@ fn suite(
 ) -> Result<TempDir> {
     let directory = built(recipe)?;
     let place = tempfile::tempdir()?;
-    for name in ["testsuite", ".config"] {
+    for name in ["testsuite", "scripts", ".config"] {
         run(Command::new("cp").arg("-a").arg(directory.join(name)).arg(place.path()))?;
     }
     for name in left_out {

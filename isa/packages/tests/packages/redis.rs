@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use godwit_isa_packages::base::REDIS;
 use godwit_isa_packages::package::built;
+use godwit_isa_packages::tools::run;
 use godwit_isa_packages::travel::{Every, changes, hopping};
 
 use crate::support::{seed, wait_for_changes};
@@ -126,5 +127,67 @@ fn a_data_base_in_memory_loses_nothing_while_it_moves() -> Result<()> {
     let moved = changes(&mut output)?;
     ensure!(moved >= LEAST, "it moved {moved} times only");
     println!("{moved} changes of the set");
+    Ok(())
+}
+
+/// Of Redis' own tests those of one server and of replicas, as far as they have been tried. `unit/other` is left out since a
+/// process cannot change its title: /proc tells the arguments that it was started with.
+const SUITE: [&str; 27] = [
+    "unit/dump",
+    "unit/auth",
+    "unit/protocol",
+    "unit/keyspace",
+    "unit/scan",
+    "unit/info",
+    "unit/expire",
+    "unit/multi",
+    "unit/pubsub",
+    "unit/bitops",
+    "unit/scripting",
+    "unit/functions",
+    "unit/sort",
+    "unit/acl",
+    "unit/slowlog",
+    "unit/hyperloglog",
+    "unit/geo",
+    "unit/type/incr",
+    "unit/type/string",
+    "unit/type/list",
+    "unit/type/set",
+    "unit/type/hash",
+    "unit/type/zset",
+    "unit/type/stream",
+    "integration/rdb",
+    "integration/aof",
+    "integration/block-repl",
+];
+
+#[test]
+#[ignore = "builds a package: make test-isa-full"]
+fn its_own_tests_pass() -> Result<()> {
+    let directory = built(REDIS)?;
+    let place = tempfile::tempdir()?;
+    let (tests, source) = (directory.join("tests"), directory.join("src"));
+    run(Command::new("cp")
+        .arg("-a")
+        .args([&tests, &directory.join("runtest"), &directory.join("redis.conf")])
+        .arg(place.path()))?;
+    let programs = place.path().join("src");
+    std::fs::create_dir(&programs)?;
+    for name in ["redis-server", "redis-server.x86_64", "redis-server.aarch64"] {
+        std::fs::copy(source.join(name), programs.join(name)).with_context(|| name.to_owned())?;
+    }
+    // By these names it checks files.
+    for name in ["redis-check-aof", "redis-check-rdb"] {
+        std::os::unix::fs::symlink("redis-server", programs.join(name))?;
+    }
+    // Its clients are the machine's own.
+    for name in ["redis-cli", "redis-benchmark"] {
+        std::os::unix::fs::symlink(Path::new("/usr/bin").join(name), programs.join(name))?;
+    }
+    let mut command = Command::new("./runtest");
+    command.current_dir(place.path()).args(["--clients", "2"]).stdin(Stdio::null());
+    let said = run(command.args(SUITE.iter().flat_map(|test| ["--single", test])))?;
+    ensure!(said.contains("All tests passed without errors!"), "{said}");
     Ok(())
 }
