@@ -45,6 +45,7 @@ mod huge_pages;
 mod identity;
 mod image;
 mod image_pack;
+mod image_platforms;
 mod ineligible;
 mod input;
 mod ipv6;

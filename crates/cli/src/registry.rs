@@ -133,7 +133,7 @@ impl Registry<'_> {
     ) -> anyhow::Result<Option<Image>> {
         let skopeo = Skopeo::new(self.reach);
         let (top, layers) = (String::new(), Vec::new());
-        let mut pull = Pull { skopeo: &skopeo, reference, top, layers, health_check: None };
+        let mut pull = Pull { skopeo: &skopeo, reference, top, layers, others: 0, health_check: None };
         tokio::select! {
             biased;
             () = self.interrupts.next() => return Ok(None),
@@ -142,7 +142,12 @@ impl Registry<'_> {
         if let Some(command) = &pull.health_check {
             output::note(&health::warning(reference, command));
         }
-        let same = |known: &&Image| known.digest == pull.top && known.reference == reference.to_string();
+        let same = |known: &&Image| {
+            known.digest == pull.top
+                && known.reference == reference.to_string()
+                // An earlier release has taken one platform alone.
+                && known.platforms.len().max(1) > pull.others
+        };
         if let Some(known) = known.filter(same) {
             return Ok(Some(known.clone()));
         }
@@ -202,8 +207,10 @@ struct Pull<'a> {
     reference: &'a Reference,
     /// The digest of what the reference stands for: an index, or a manifest.
     top: String,
-    /// Of the image for this machine.
+    /// Of the image for this machine, and of those for other sets.
     layers: Vec<Descriptor>,
+    /// How many images for other instruction sets come with it.
+    others: usize,
     /// The command of its health check.
     health_check: Option<String>,
 }
@@ -214,11 +221,24 @@ impl Pull<'_> {
         let name = self.reference.to_string();
         let top = self.skopeo.manifest(&name, self.reference.digest()).await?;
         self.top.clone_from(&top.digest);
+        let mut others = Vec::new();
         let image = match top.of_this_machine(&name)? {
-            Some(instance) => self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?,
+            Some(instance) => {
+                for other in top.crossing(&name, &instance)? {
+                    others
+                        .push(self.skopeo.manifest(&self.pinned(&other.digest), Some(&other.digest)).await?);
+                }
+                self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?
+            }
             None => top,
         };
+        self.others = others.len();
         self.layers = image.layers;
+        for layer in others.into_iter().flat_map(|other| other.layers) {
+            if !self.layers.iter().any(|own| own.digest == layer.digest) {
+                self.layers.push(layer);
+            }
+        }
         if let Some(digest) = image.configuration {
             let document = self.skopeo.configuration(&self.pinned(&image.digest), &digest).await?;
             let command = health::command(&document);
@@ -243,7 +263,8 @@ impl Pull<'_> {
     ) -> anyhow::Result<bool> {
         hold_places(directory, known).context("cannot prepare the directory that the image is pulled to")?;
         // What was looked at, also if the tag is given to another image just now.
-        let mut copy = self.skopeo.copy(&self.reference.to_string(), &self.pinned(&self.top), directory)?;
+        let (pinned, whole) = (self.pinned(&self.top), self.others > 0);
+        let mut copy = self.skopeo.copy(&self.reference.to_string(), &pinned, whole, directory)?;
         let mut clock = tokio::time::interval(TICK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut came, mut at) = (0, Instant::now());

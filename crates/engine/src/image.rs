@@ -40,9 +40,13 @@ pub(crate) use digest::Hashing;
 pub use digest::{Digest, DigestError};
 pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
-pub use named::NamedImage;
+pub use named::{NamedImage, whole_reference};
+pub use oci::Imported;
 pub(crate) use packed::{PackError, Packed};
-pub use platforms::{CROSSING, MARKED, MAX_PLATFORMS, PlatformLayers, bounded as bounded_platforms};
+pub use platforms::{
+    CROSSING, MARKED, MAX_PLATFORMS, PlatformLayers, architecture_of, bounded as bounded_platforms,
+    machine_of,
+};
 pub(crate) use registry::digest_at_registry;
 pub use registry::{FetchError, Fetched, NotARegistry, Pinned, Registries};
 pub use store::{BlobWriter, Store};

@@ -54,10 +54,26 @@ const LAYER_TYPES: [&str; 8] = [
     "application/vnd.docker.image.rootfs.diff.tar.gzip",
 ];
 
+/// An image that was taken from an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Imported {
+    /// The image.
+    pub image: Image,
+    /// The digest of what the archive's own index refers to: of the image's index, if that has several platforms.
+    pub digest: Digest,
+    /// The whole name that it has there, such as `docker.io/library/redis:7`; a tag alone is none.
+    pub name: Option<String>,
+}
+
 impl Store {
     /// Imports the image for this machine from an OCI archive or layout directory, and unpacks
     /// its layers. When there are several images, `PATH:NAME` names one.
     pub fn import_oci(&self, path: &Path) -> Result<Image, ImageError> {
+        self.import_known(path).map(|imported| imported.image)
+    }
+
+    /// As [`Store::import_oci`], with what the image is known by.
+    pub fn import_known(&self, path: &Path) -> Result<Imported, ImageError> {
         let (location, wanted) = split_reference(path);
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let layout = Layout::open(&location).map_err(fault)?;
@@ -83,14 +99,15 @@ impl Store {
                 id: Some(sha256(other.manifest.config().digest()).map_err(fault)?),
             });
         }
-        Ok(Image {
+        let image = Image {
             layers: digests,
             config: run_config(&found.config),
             architecture: found.config.architecture().to_string(),
             reference: found.name.unwrap_or_else(|| path.display().to_string()),
             id: Some(sha256(found.manifest.config().digest()).map_err(fault)?),
             platforms,
-        })
+        };
+        Ok(Imported { image, digest: sha256(found.top.digest()).map_err(fault)?, name: found.whole_name })
     }
 
     fn import_layer(
@@ -154,7 +171,10 @@ pub(super) struct Found {
     pub(super) descriptor: Descriptor,
     pub(super) manifest: ImageManifest,
     config: ImageConfiguration,
+    /// What the layout's index refers to, at or above the manifest.
+    top: Descriptor,
     name: Option<String>,
+    whole_name: Option<String>,
     /// Manifests beside it in its index that are marked as the same image for other platforms.
     beside: Vec<Descriptor>,
 }
@@ -219,6 +239,8 @@ pub(super) fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, Arc
         }
         if let Some(mut image) = find(layout, descriptor, 0, &mut passed)? {
             image.name.clone_from(&name);
+            image.whole_name = whole_name_of(descriptor);
+            image.top = descriptor.clone();
             if image.descriptor.digest() == descriptor.digest() {
                 image.beside = marked_beside(&index, descriptor);
                 image.beside.retain(|other| name_of(other) == name);
@@ -310,7 +332,8 @@ fn read_image(layout: &Layout, descriptor: &Descriptor) -> Result<Found, Archive
     let bytes = layout.referred("configuration", manifest.config())?;
     let name = format!("configuration {}", manifest.config().digest());
     let config = parse(&name, ImageConfiguration::from_reader(&bytes[..]))?;
-    Ok(Found { descriptor: descriptor.clone(), manifest, config, name: None, beside: Vec::new() })
+    let (own, top) = (descriptor.clone(), descriptor.clone());
+    Ok(Found { descriptor: own, manifest, config, top, name: None, whole_name: None, beside: Vec::new() })
 }
 
 /// Of an index with an image, the manifests that are marked as the same image for other platforms.
@@ -322,7 +345,7 @@ fn marked_beside(index: &ImageIndex, own: &Descriptor) -> Vec<Descriptor> {
     if !all && !is_marked(own.annotations()) {
         return Vec::new();
     }
-    let beside = index.manifests().iter().filter(|other| other.digest() != own.digest());
+    let beside = index.manifests().iter().filter(|other| *other != own);
     beside.filter(|other| all || is_marked(other.annotations())).cloned().collect()
 }
 
@@ -358,6 +381,13 @@ fn platform_name(architecture: &str, system: &str) -> String {
 fn name_of(descriptor: &Descriptor) -> Option<String> {
     let annotations = descriptor.annotations().as_ref()?;
     NAME_ANNOTATIONS.iter().find_map(|key| annotations.get(*key)).filter(|name| !name.is_empty()).cloned()
+}
+
+/// A name with more than a tag, which is all that some programs put there.
+fn whole_name_of(descriptor: &Descriptor) -> Option<String> {
+    let annotations = descriptor.annotations().as_ref()?;
+    let mut names = NAME_ANNOTATIONS.iter().rev().filter_map(|key| annotations.get(*key));
+    names.find(|name| name.contains([':', '/'])).cloned()
 }
 
 fn check_type(what: &'static str, found: &MediaType, known: &[&str]) -> Result<(), ArchiveFault> {
