@@ -44,6 +44,7 @@ mod hooks;
 mod huge_pages;
 mod identity;
 mod image;
+mod image_modules;
 mod image_pack;
 mod image_platforms;
 mod ineligible;

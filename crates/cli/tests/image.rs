@@ -68,3 +68,17 @@ async fn an_archive_is_imported_under_its_name_or_another() {
     let wrong = fake.run(&["image", "import", "x.tar", "No Name"]).await;
     assert!(wrong.code != 0 && wrong.stderr.contains("is no image"), "{wrong:?}");
 }
+
+#[tokio::test]
+async fn a_platform_is_added_by_any_of_its_names() {
+    let fake = Fake::start();
+    let digest = "cd".repeat(32);
+    for platform in ["arm64", "linux/arm64", "aarch64"] {
+        let added = fake.run(&["image", "add-platform", "ledger:1", platform]).await;
+        assert_eq!(added.stdout, format!("docker.io/library/ledger:1@sha256:{digest}\n"), "{added:?}");
+    }
+    let there = fake.run(&["image", "add-platform", "ledger:1", "amd64"]).await;
+    assert!(there.code == 1 && there.stderr.contains("is for linux/amd64 already"), "{there:?}");
+    let unknown = fake.run(&["image", "add-platform", "ledger:1", "riscv64"]).await;
+    assert!(unknown.code != 0 && unknown.stderr.contains("amd64 and arm64"), "{unknown:?}");
+}

@@ -15,6 +15,7 @@ use godwit_migration::error_chain;
 use tonic::Status;
 
 use crate::convert::shown_platform;
+use crate::modules;
 use crate::node::Node;
 use crate::status::{internal, invalid};
 
@@ -36,6 +37,8 @@ pub(crate) async fn add(node: &Arc<Node>, request: api::ImageAddRequest) -> Resu
         let imported = store.import_known(Path::new(&path)).map_err(not_taken)?;
         let reference = name_for(reference, &path, &imported)?;
         let Imported { mut image, digest: found, .. } = imported;
+        modules::check(&store, &image)
+            .map_err(|why| Status::failed_precondition(format!("the image in {path} is not taken: {why}")))?;
         image.reference = reference;
         // Of an image for one platform its manifest alone may be there, where the digest is that of an index.
         if let Some(digest) =
@@ -48,10 +51,7 @@ pub(crate) async fn add(node: &Arc<Node>, request: api::ImageAddRequest) -> Resu
         store.name(digest.unwrap_or(found), image).map_err(internal)
     });
     let named = named.await.map_err(internal)??;
-    shown(node, vec![named])
-        .await?
-        .pop()
-        .ok_or_else(|| Status::internal("an image has gone while it was added"))
+    shown_one(node, named).await
 }
 
 /// The name that an image gets: the one that was asked for, or the whole one that it has in its archive.
@@ -100,6 +100,12 @@ pub(crate) async fn list(node: &Arc<Node>) -> Result<Vec<api::Image>, Status> {
     shown(node, named).await
 }
 
+/// One of them.
+pub(crate) async fn shown_one(node: &Arc<Node>, named: NamedImage) -> Result<api::Image, Status> {
+    let shown = shown(node, vec![named]).await?.pop();
+    shown.ok_or_else(|| Status::internal("an image has gone while it was shown"))
+}
+
 async fn shown(node: &Arc<Node>, images: Vec<NamedImage>) -> Result<Vec<api::Image>, Status> {
     let store = Arc::clone(&node.local().store);
     let layers =
@@ -127,6 +133,7 @@ async fn shown(node: &Arc<Node>, images: Vec<NamedImage>) -> Result<Vec<api::Ima
             layers,
             platforms,
             run: Some(run(&image.config)),
+            modules: image.neutral.iter().flat_map(|neutral| &neutral.modules).map(modules::shown).collect(),
             architecture: image.architecture,
             reference: image.reference,
         }

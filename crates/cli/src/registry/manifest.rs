@@ -14,6 +14,8 @@ const MOST_SHOWN: usize = 20;
 
 /// Annotation of an index whose images have the same programs, and its value (`crates/engine/src/image/platforms.rs`).
 const CROSSING: (&str, &str) = ("io.godwit.crossing", "1");
+/// Annotation of a manifest in such an index that has the programs' neutral modules.
+const MODULES: &str = "io.godwit.modules";
 /// Instruction sets to which services cross, as OCI calls them.
 const SETS: [&str; 2] = ["amd64", "arm64"];
 /// Most images in an index that is pulled as a whole: one for each set, and what signs and describes them.
@@ -30,6 +32,15 @@ pub(super) struct Manifest {
     pub(super) configuration: Option<String>,
     instances: Vec<Descriptor>,
     annotations: BTreeMap<String, String>,
+}
+
+/// What belongs to an image and is not for this machine.
+#[derive(Debug, Default)]
+pub(super) struct Beside<'a> {
+    /// Images for other instruction sets.
+    pub(super) others: Vec<&'a Descriptor>,
+    /// The manifest of the programs' neutral modules.
+    pub(super) modules: Option<&'a Descriptor>,
 }
 
 /// What a document refers to.
@@ -82,16 +93,18 @@ impl Manifest {
     }
 
     /// The images beside `own` for the other instruction sets, where the index says that services cross between them: then it
-    /// is pulled as a whole. A node takes one for each set.
-    pub(super) fn crossing(&self, reference: &str, own: &str) -> Result<Vec<&Descriptor>, PullError> {
-        let is_marked = |annotations: &BTreeMap<String, String>| {
-            annotations.get(CROSSING.0).is_some_and(|value| value == CROSSING.1)
+    /// is pulled as a whole. A node takes one for each set, and the neutral modules, if there are some.
+    pub(super) fn crossing(&self, reference: &str, own: &str) -> Result<Beside<'_>, PullError> {
+        let is_marked = |annotations: &BTreeMap<String, String>, key| {
+            annotations.get(key).is_some_and(|value| value == CROSSING.1)
         };
-        let of = |image: &Descriptor| image.annotations.as_ref().is_some_and(is_marked);
-        let all = is_marked(&self.annotations);
+        let has = |image: &Descriptor, key| image.annotations.as_ref().is_some_and(|all| is_marked(all, key));
+        let of = |image: &Descriptor| has(image, CROSSING.0);
+        let all = is_marked(&self.annotations, CROSSING.0);
         if !all && !self.instances.iter().any(|image| image.digest == own && of(image)) {
-            return Ok(Vec::new());
+            return Ok(Beside::default());
         }
+        let modules = self.instances.iter().find(|image| has(image, MODULES));
         let here = Arch::default().to_string();
         let set = |image: &Descriptor| {
             let platform = image.platform.as_ref().filter(|platform| platform.os == "linux")?;
@@ -102,11 +115,11 @@ impl Manifest {
         for (set, image) in beside.filter_map(|image| Some((set(image)?, image))) {
             others.entry(set).or_insert(image);
         }
-        if !others.is_empty() && self.instances.len() > MOST_WHOLE {
+        if (!others.is_empty() || modules.is_some()) && self.instances.len() > MOST_WHOLE {
             let (reference, images) = (reference.to_owned(), self.instances.len());
             return Err(PullError::Images { reference, images, most: MOST_WHOLE });
         }
-        Ok(others.into_values().collect())
+        Ok(Beside { others: others.into_values().collect(), modules })
     }
 
     /// The digest of the image for this machine's platform; `None`: this is an image's manifest itself.
@@ -187,7 +200,7 @@ mod tests {
             let index = Manifest::read("x", document.to_string().as_bytes()).unwrap();
             let here = index.of_this_machine("x").unwrap().unwrap();
             let others = index.crossing("x", &here);
-            others.map(|others| others.iter().map(|other| other.digest.clone()).collect::<Vec<_>>())
+            others.map(|beside| beside.others.iter().map(|other| other.digest.clone()).collect::<Vec<_>>())
         };
         let (a, b) = (image(own, none.clone()), image(other, none.clone()));
         let both = || vec![a.clone(), image("s390x", none.clone()), b.clone(), b.clone()];

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use godwit_api::v1::{
-    Image, ImageAddRequest, ImageListRequest, ImageListResponse, ImageRemoveRequest, ImageRemoveResponse,
+    Image, ImageAddPlatformRequest, ImageAddRequest, ImageListRequest, ImageListResponse, ImageRemoveRequest,
+    ImageRemoveResponse,
 };
 
 use crate::{
@@ -42,6 +43,12 @@ enum ImageVerb {
     Pull(pull::Args),
     /// Take an image from an OCI archive or image layout, so that `godwit run NAME` finds it; print it with its digest
     Import(Import),
+    /// Make the executables of an image for a further platform, from the neutral modules of its programs
+    ///
+    /// The image needs them: `godwit image pack --modules`. The node needs godwit-cc, of the version that has built the
+    /// programs. The image gets a new digest, and services of the node that run it can cross to the platform. It takes as long
+    /// as godwit-cc takes to generate code: seconds, or minutes for a large program.
+    AddPlatform(AddPlatform),
     /// Remove images and layers; what services use stays
     Rm(Remove),
     /// Remove all images and layers that no service uses
@@ -67,6 +74,25 @@ struct Inspect {
     /// Images, by their reference or digest
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct AddPlatform {
+    /// The image, by its reference
+    image: String,
+    /// Instruction set: amd64 or arm64
+    #[arg(value_name = "PLATFORM", value_parser = architecture)]
+    architecture: String,
+}
+
+/// An instruction set that is given as a platform of OCI's, or in the words of uname(1).
+fn architecture(text: &str) -> Result<String, &'static str> {
+    let said = text.strip_prefix("linux/").unwrap_or(text);
+    match said {
+        "amd64" | "x86_64" => Ok("amd64".into()),
+        "arm64" | "aarch64" => Ok("arm64".into()),
+        _ => Err("programs are built for amd64 and arm64"),
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -104,6 +130,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         ImageVerb::Inspect(args) => inspect(args.images, global).await,
         ImageVerb::Pull(args) => pull::run(args, global).await,
         ImageVerb::Import(args) => import(args, global).await,
+        ImageVerb::AddPlatform(args) => add_platform(args, global).await,
         ImageVerb::Rm(args) => remove(args.layers, global).await,
         ImageVerb::Prune => remove(Vec::new(), global).await,
         ImageVerb::Pack(args) => pack::run(args, global),
@@ -187,9 +214,21 @@ async fn import(args: Import, global: &Global) -> anyhow::Result<ExitCode> {
     };
     let mut connection = Connection::open(global).await?;
     let answer = connection.node.image_add(request).await;
-    let image = answer.map_err(|status| connection.explain(&status))?.into_inner();
+    tell(&answer.map_err(|status| connection.explain(&status))?.into_inner(), global)
+}
+
+async fn add_platform(args: AddPlatform, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut connection = Connection::open(global).await?;
+    let (reference, architecture) = (registry::reference(&args.image)?.to_string(), args.architecture);
+    let request = ImageAddPlatformRequest { reference, architecture };
+    let answer = connection.node.image_add_platform(request).await;
+    tell(&answer.map_err(|status| connection.explain(&status))?.into_inner(), global)
+}
+
+/// An image with its digest.
+fn tell(image: &Image, global: &Global) -> anyhow::Result<ExitCode> {
     if global.json {
-        output::json(&image)?;
+        output::json(image)?;
     } else {
         output::line(&format!("{}@{}", image.reference, image.digest))?;
     }

@@ -828,6 +828,14 @@ impl Node for Answers {
         }
     }
 
+    async fn image_add_platform(&self, request: Request<v1::ImageAddPlatformRequest>) -> Answer<v1::Image> {
+        let v1::ImageAddPlatformRequest { reference, architecture } = request.into_inner();
+        match architecture.as_str() {
+            "arm64" => Ok(Response::new(v1::Image { reference, ..crossing() })),
+            other => Err(Status::already_exists(format!("image {reference} is for linux/{other} already"))),
+        }
+    }
+
     async fn image_remove(
         &self,
         request: Request<v1::ImageRemoveRequest>,
@@ -924,6 +932,7 @@ fn image() -> v1::Image {
         // As an earlier release has it.
         platforms: Vec::new(),
         run: None,
+        modules: Vec::new(),
     }
 }
 

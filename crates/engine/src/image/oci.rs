@@ -23,12 +23,12 @@ use oci_spec::image::{
 };
 
 use super::archive::{MemberKind, Reader, TarFault};
-use super::platforms::{CROSSING, MARKED, PlatformLayers, machine_of};
+use super::platforms::{CROSSING, MARKED, MODULES, PlatformLayers, machine_of};
 use super::{ArchiveFault, Digest, Image, ImageConfig, ImageError, LayerFault, Store, machine_architecture};
 use crate::rootfs::MAX_LAYERS;
 
 /// Largest index, manifest or configuration that is read, in bytes: what registries allow.
-const MAX_DOCUMENT: u64 = 4 << 20;
+pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
 /// How deep indexes may be nested; real ones are nested once.
 const MAX_NESTING: usize = 4;
 /// Annotations that hold an image's name, the general one first.
@@ -69,11 +69,15 @@ impl Store {
     /// Imports the image for this machine from an OCI archive or layout directory, and unpacks
     /// its layers. When there are several images, `PATH:NAME` names one.
     pub fn import_oci(&self, path: &Path) -> Result<Image, ImageError> {
-        self.import_known(path).map(|imported| imported.image)
+        self.import(path, false).map(|imported| imported.image)
     }
 
-    /// As [`Store::import_oci`], with what the image is known by.
+    /// As [`Store::import_oci`], with what the image is known by, and with its neutral modules.
     pub fn import_known(&self, path: &Path) -> Result<Imported, ImageError> {
+        self.import(path, true)
+    }
+
+    fn import(&self, path: &Path, with_modules: bool) -> Result<Imported, ImageError> {
         let (location, wanted) = split_reference(path);
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let layout = Layout::open(&location).map_err(fault)?;
@@ -88,6 +92,7 @@ impl Store {
                 .map_err(|_| fault(ArchiveFault::DigestAlgorithm { digest: diff_id.clone() }))?;
             digests.push(self.import_layer(path, &layout, descriptor, &diff_id)?);
         }
+        let neutral = if with_modules { self.import_modules(path, &layout, &found, &others)? } else { None };
         let mut platforms = Vec::with_capacity(others.len());
         for (machine, other) in others {
             let layers = other.manifest.layers().iter();
@@ -106,6 +111,7 @@ impl Store {
             reference: found.name.unwrap_or_else(|| path.display().to_string()),
             id: Some(sha256(found.manifest.config().digest()).map_err(fault)?),
             platforms,
+            neutral,
         };
         Ok(Imported { image, digest: sha256(found.top.digest()).map_err(fault)?, name: found.whole_name })
     }
@@ -132,7 +138,7 @@ impl Store {
     }
 
     /// Takes a layer's blob, verified by its digest, if it is not here.
-    fn import_blob(
+    pub(super) fn import_blob(
         &self,
         path: &Path,
         layout: &Layout,
@@ -175,6 +181,10 @@ pub(super) struct Found {
     top: Descriptor,
     name: Option<String>,
     whole_name: Option<String>,
+    /// What refers to the index that its manifest is in, below the layout's own.
+    pub(super) index: Option<Descriptor>,
+    /// The manifest of neutral modules in the same index.
+    pub(super) modules: Option<Descriptor>,
     /// Manifests beside it in its index that are marked as the same image for other platforms.
     beside: Vec<Descriptor>,
 }
@@ -305,6 +315,8 @@ fn find(
             if let Some(mut found) = find(layout, inner, depth + 1, passed)? {
                 if found.descriptor.digest() == inner.digest() {
                     found.beside = marked_beside(&index, inner);
+                    found.modules = modules_beside(&index, inner);
+                    found.index = Some(descriptor.clone());
                 }
                 return Ok(Some(found));
             }
@@ -333,20 +345,39 @@ fn read_image(layout: &Layout, descriptor: &Descriptor) -> Result<Found, Archive
     let name = format!("configuration {}", manifest.config().digest());
     let config = parse(&name, ImageConfiguration::from_reader(&bytes[..]))?;
     let (own, top) = (descriptor.clone(), descriptor.clone());
-    Ok(Found { descriptor: own, manifest, config, top, name: None, whole_name: None, beside: Vec::new() })
+    Ok(Found {
+        descriptor: own,
+        manifest,
+        config,
+        top,
+        name: None,
+        whole_name: None,
+        index: None,
+        modules: None,
+        beside: Vec::new(),
+    })
 }
 
 /// Of an index with an image, the manifests that are marked as the same image for other platforms.
 fn marked_beside(index: &ImageIndex, own: &Descriptor) -> Vec<Descriptor> {
-    let is_marked = |annotations: &Option<HashMap<String, String>>| {
-        annotations.as_ref().and_then(|all| all.get(CROSSING)).is_some_and(|value| value == MARKED)
-    };
-    let all = is_marked(index.annotations());
-    if !all && !is_marked(own.annotations()) {
+    let all = is_marked(index.annotations(), CROSSING);
+    if !all && !is_marked(own.annotations(), CROSSING) {
         return Vec::new();
     }
     let beside = index.manifests().iter().filter(|other| *other != own);
-    beside.filter(|other| all || is_marked(other.annotations())).cloned().collect()
+    beside.filter(|other| all || is_marked(other.annotations(), CROSSING)).cloned().collect()
+}
+
+/// Of an index with an image that is marked for crossing, the manifest of its neutral modules.
+fn modules_beside(index: &ImageIndex, own: &Descriptor) -> Option<Descriptor> {
+    if !is_marked(index.annotations(), CROSSING) && !is_marked(own.annotations(), CROSSING) {
+        return None;
+    }
+    index.manifests().iter().find(|other| is_marked(other.annotations(), MODULES)).cloned()
+}
+
+fn is_marked(annotations: &Option<HashMap<String, String>>, key: &str) -> bool {
+    annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == MARKED)
 }
 
 /// The images beside one for the other machines that services cross to, one for each.
@@ -390,7 +421,7 @@ fn whole_name_of(descriptor: &Descriptor) -> Option<String> {
     names.find(|name| name.contains([':', '/'])).cloned()
 }
 
-fn check_type(what: &'static str, found: &MediaType, known: &[&str]) -> Result<(), ArchiveFault> {
+pub(super) fn check_type(what: &'static str, found: &MediaType, known: &[&str]) -> Result<(), ArchiveFault> {
     let media_type = found.to_string();
     if known.contains(&media_type.as_str()) {
         Ok(())
@@ -404,7 +435,7 @@ pub(super) fn sha256(digest: &OciDigest) -> Result<Digest, ArchiveFault> {
     text.parse().map_err(|_| ArchiveFault::DigestAlgorithm { digest: text })
 }
 
-fn parse<T>(member: &str, parsed: Result<T, OciSpecError>) -> Result<T, ArchiveFault> {
+pub(super) fn parse<T>(member: &str, parsed: Result<T, OciSpecError>) -> Result<T, ArchiveFault> {
     parsed.map_err(|source| ArchiveFault::Document { member: member.to_owned(), source })
 }
 
@@ -506,7 +537,11 @@ impl Layout {
     }
 
     /// The document a descriptor refers to, verified.
-    fn referred(&self, what: &'static str, descriptor: &Descriptor) -> Result<Vec<u8>, ArchiveFault> {
+    pub(super) fn referred(
+        &self,
+        what: &'static str,
+        descriptor: &Descriptor,
+    ) -> Result<Vec<u8>, ArchiveFault> {
         let expected = sha256(descriptor.digest())?;
         let reader = self.blob(what, descriptor)?;
         let content = read_document(&format!("{what} {expected}"), reader, descriptor.size())?;

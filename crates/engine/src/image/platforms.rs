@@ -13,6 +13,8 @@ use crate::rootfs::MAX_LAYERS;
 pub const CROSSING: &str = "io.godwit.crossing";
 /// See [`CROSSING`].
 pub const MARKED: &str = "1";
+/// Annotation of the manifest in such an index that has the programs' neutral modules, with the same value.
+pub const MODULES: &str = "io.godwit.modules";
 /// Most platforms of an image beside a node's own: there are two instruction sets between which services cross.
 pub const MAX_PLATFORMS: usize = 4;
 /// Longest name of a machine that is read, in bytes.
