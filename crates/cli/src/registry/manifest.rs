@@ -210,6 +210,19 @@ mod tests {
         let (marked_a, marked_b) = (image(own, mark.clone()), image(other, mark.clone()));
         assert_eq!(others(&none, vec![marked_b.clone(), marked_a]).unwrap(), [format!("sha256:{other}")]);
         assert_eq!(others(&none, vec![a.clone(), marked_b]).unwrap(), [""; 0], "the own one is not marked");
+        // What programs were made from comes along, also where it is for no other set.
+        let modules = serde_json::json!({
+            "digest": "sha256:modules", "size": 7, "annotations": {MODULES: CROSSING.1},
+            "platform": {"os": "unknown", "architecture": "unknown"},
+        });
+        let has_modules = |annotations: &serde_json::Value| {
+            let document = serde_json::json!({"annotations": annotations, "manifests": [a, modules]});
+            let index = Manifest::read("x", document.to_string().as_bytes()).unwrap();
+            let beside = index.crossing("x", &format!("sha256:{own}")).unwrap();
+            assert!(beside.others.is_empty());
+            beside.modules.is_some_and(|modules| modules.digest == "sha256:modules")
+        };
+        assert!(has_modules(&mark) && !has_modules(&none));
         // One that would fill the disk.
         let many: Vec<_> =
             both().into_iter().chain(vec![image("riscv64", none.clone()); MOST_WHOLE]).collect();

@@ -26,7 +26,7 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Most bytes of all modules of an image.
 const MAX_ALL: u64 = 1 << 30;
 /// What a module is (`crates/pack/src/documents.rs`).
-const MODULE_TYPES: [&str; 1] = ["application/vnd.godwit.module.v1+llvm-bitcode"];
+const MODULE_TYPE: &str = "application/vnd.godwit.module.v1+llvm-bitcode";
 /// Annotations of a module: the path of its program, and digests that bind it.
 const KEYS: [&str; 3] = ["io.godwit.path", "io.godwit.layout", "io.godwit.toolchain"];
 
@@ -106,7 +106,7 @@ impl Store {
         let described = described(manifest.layers()).map_err(fault)?;
         let mut modules = Vec::with_capacity(described.len());
         for (module, blob) in described {
-            self.import_blob(path, layout, blob)?;
+            self.import_blob(path, layout, "module", blob)?;
             modules.push(module);
         }
         let document = |what: &'static str, descriptor: &Descriptor| {
@@ -185,7 +185,6 @@ fn described(blobs: &[Descriptor]) -> Result<Vec<(Module, &Descriptor)>, Archive
     let mut found: Vec<(Module, &Descriptor)> = Vec::new();
     let mut all = 0_u64;
     for blob in blobs {
-        check_type("module", blob.media_type(), &MODULE_TYPES)?;
         let said =
             KEYS.map(|key| blob.annotations().as_ref().and_then(|all| all.get(key)).map(String::as_str));
         let path: String = said[0].unwrap_or_default().chars().take(beneath::MAX_PATH).collect();
@@ -194,6 +193,9 @@ fn described(blobs: &[Descriptor]) -> Result<Vec<(Module, &Descriptor)>, Archive
         let is_shortest = !below.is_empty() && below.split(|byte| *byte == b'/').all(|part| !part.is_empty());
         if !is_shortest || beneath::check_path(below).is_err() {
             return refused("it does not say of which program it is");
+        }
+        if blob.media_type().to_string() != MODULE_TYPE {
+            return refused("it is of a type that is not known");
         }
         if found.iter().any(|(other, _)| other.path == path) {
             return refused("there are two for that program");

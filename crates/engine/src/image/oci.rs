@@ -99,7 +99,7 @@ impl Store {
             platforms.push(PlatformLayers {
                 machine: machine.to_owned(),
                 layers: layers
-                    .map(|layer| self.import_blob(path, &layout, layer))
+                    .map(|layer| self.import_blob(path, &layout, "layer", layer))
                     .collect::<Result<_, _>>()?,
                 id: Some(sha256(other.manifest.config().digest()).map_err(fault)?),
             });
@@ -124,7 +124,7 @@ impl Store {
         diff_id: &Digest,
     ) -> Result<Digest, ImageError> {
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
-        let digest = self.import_blob(path, layout, descriptor)?;
+        let digest = self.import_blob(path, layout, "layer", descriptor)?;
         match self.unpack_verified(&digest, diff_id) {
             Ok(()) => Ok(digest),
             Err(ImageError::Layer { digest: layer, fault: LayerFault::DiffId { expected, found } }) => {
@@ -137,32 +137,33 @@ impl Store {
         }
     }
 
-    /// Takes a layer's blob, verified by its digest, if it is not here.
+    /// Takes a blob, of a layer say, verified by its digest, if it is not here.
     pub(super) fn import_blob(
         &self,
         path: &Path,
         layout: &Layout,
+        what: &'static str,
         descriptor: &Descriptor,
     ) -> Result<Digest, ImageError> {
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let digest = sha256(descriptor.digest()).map_err(fault)?;
-        let mut blob = layout.blob("layer", descriptor).map_err(fault)?;
+        let mut blob = layout.blob(what, descriptor).map_err(fault)?;
         if !self.has_blob(&digest) {
             let mut writer = self.new_blob_writer()?;
             let mut buffer = vec![0; 256 << 10];
             loop {
                 let read = blob.read(&mut buffer).map_err(|source| {
-                    fault(ArchiveFault::Read { member: format!("layer {digest}"), source })
+                    fault(ArchiveFault::Read { member: format!("{what} {digest}"), source })
                 })?;
                 if read == 0 {
                     break;
                 }
                 io::Write::write_all(&mut writer, &buffer[..read])
-                    .map_err(|error| self.fault(&format!("write layer {digest}"), error))?;
+                    .map_err(|error| self.fault(&format!("write {what} {digest}"), error))?;
             }
             writer.finish_as(&digest).map_err(|error| match error {
                 ImageError::Mismatch { expected, received, .. } => {
-                    fault(ArchiveFault::BlobDigest { what: "layer", expected, found: received })
+                    fault(ArchiveFault::BlobDigest { what, expected, found: received })
                 }
                 other => other,
             })?;

@@ -76,9 +76,13 @@ fn modules_that_cannot_be_are_refused() {
         }
     };
     refused(&with("size", (257_u64 << 20).into()), "larger than a module may be");
-    refused(&with("size", u64::MAX.into()), "is not valid");
+    refused(&with("size", u64::MAX.into()), "larger than a module may be");
+    refused(&with("size", (-1).into()), "is not valid");
     refused(&with("size", 5.into()), "bytes");
-    refused(&with("mediaType", "application/vnd.oci.image.layer.v1.tar".into()), "media type");
+    refused(
+        &with("mediaType", "application/vnd.oci.image.layer.v1.tar".into()),
+        "of a type that is not known",
+    );
     refused(&with("digest", Digest::of(b"none").to_string().into()), "module");
     for key in ["io.godwit.layout", "io.godwit.toolchain"] {
         for value in ["", "0a", &"0A".repeat(32), &"0g".repeat(32)] {
