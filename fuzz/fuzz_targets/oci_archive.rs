@@ -6,7 +6,9 @@ use std::cell::RefCell;
 use std::fs;
 
 use arbitrary::Arbitrary;
-use godwit_engine::image::{Digest, Store, machine_architecture};
+use godwit_engine::image::{
+    CROSSING, Digest, Imported, MARKED, MAX_MODULES, MODULES, Store, machine_architecture,
+};
 use godwit_fuzz::{Scratch, tar};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
@@ -41,9 +43,11 @@ enum Edit<'a> {
 #[derive(Debug, Arbitrary)]
 struct Written<'a> {
     layers: Vec<Vec<tar::Member<'a>>>,
-    /// Of the configuration, manifest, inner index, index and layout.
-    edits: [Vec<Edit<'a>>; 5],
+    /// Of the configuration, manifest, inner index, index, layout and manifest of modules.
+    edits: [Vec<Edit<'a>>; 6],
     nested: bool,
+    /// Neutral modules, in an inner index that is marked for crossing.
+    modules: Option<Vec<&'a [u8]>>,
     /// Of the tar's bytes.
     damage: Vec<(u32, u8)>,
     cut: Option<u16>,
@@ -82,6 +86,29 @@ fn blob(files: &mut Vec<(String, Vec<u8>)>, media_type: &str, bytes: Vec<u8>) ->
     descriptor
 }
 
+/// The manifest of neutral modules, as an index refers to it.
+fn modules_manifest(files: &mut Vec<(String, Vec<u8>)>, modules: &[&[u8]], edits: &[Edit<'_>]) -> Value {
+    let layers: Vec<_> = modules
+        .iter()
+        .enumerate()
+        .map(|(nth, bytes)| {
+            let media_type = "application/vnd.godwit.module.v1+llvm-bitcode";
+            let mut module = blob(files, media_type, bytes.to_vec());
+            module["annotations"] = json!({
+                "io.godwit.path": format!("/bin/{nth}"),
+                "io.godwit.layout": "0a".repeat(32), "io.godwit.toolchain": "0b".repeat(32),
+            });
+            module
+        })
+        .collect();
+    let empty = blob(files, "application/vnd.oci.empty.v1+json", b"{}".to_vec());
+    let manifest = json!({"schemaVersion": 2, "mediaType": WORDS[1], "config": empty, "layers": layers});
+    let mut descriptor = blob(files, WORDS[1], edited(&manifest, edits));
+    descriptor["platform"] = json!({"architecture": "unknown", "os": "unknown"});
+    descriptor["annotations"] = json!({MODULES: MARKED});
+    descriptor
+}
+
 fn archive(written: &Written<'_>) -> Vec<u8> {
     let mut files = Vec::new();
     let (mut diff_ids, mut layers) = (Vec::new(), Vec::new());
@@ -100,7 +127,12 @@ fn archive(written: &Written<'_>) -> Vec<u8> {
     let manifest = json!({"schemaVersion": 2, "mediaType": WORDS[1], "config": config, "layers": layers});
     let mut descriptor = blob(&mut files, WORDS[1], edited(&manifest, &written.edits[1]));
     if written.nested {
-        let index = json!({"schemaVersion": 2, "manifests": [descriptor]});
+        let mut index = json!({"schemaVersion": 2, "manifests": [descriptor]});
+        if let Some(modules) = &written.modules {
+            let beside = modules_manifest(&mut files, modules, &written.edits[5]);
+            index["manifests"].as_array_mut().expect("a list").push(beside);
+            index["annotations"] = json!({CROSSING: MARKED});
+        }
         descriptor = blob(&mut files, WORDS[0], edited(&index, &written.edits[2]));
     }
     let index = json!({"schemaVersion": 2, "manifests": [descriptor]});
@@ -134,12 +166,15 @@ fuzz_target!(|input: Input<'_>| {
         };
         fs::write(&path, bytes).expect("a file");
         let named = wanted.map_or_else(|| path.clone(), |name| format!("{}:{name}", path.display()).into());
-        let imported = store.import_oci(&named);
-        if let Ok(image) = &imported {
-            assert!(image.layers.iter().all(|layer| store.has_layer(layer) && store.has_blob(layer)));
+        let imported = store.import_known(&named);
+        if let Ok(Imported { image, .. }) = &imported {
+            assert!(image.layers.iter().all(|layer| store.has_layer(layer)));
+            assert!(image.blobs().all(|blob| store.has_blob(blob)));
         } else if let Input::Written(written) = &input {
             let is_plain = written.edits.iter().all(Vec::is_empty) && written.damage.is_empty();
-            let is_whole = written.cut.is_none() && written.wanted.is_none() && written.layers.is_empty();
+            let is_whole = written.cut.is_none() && written.wanted.is_none() && written.layers.is_empty()
+                // There are more than an image may have.
+                && written.modules.as_ref().is_none_or(|modules| modules.len() <= MAX_MODULES);
             assert!(!(is_plain && is_whole), "a right image was refused: {imported:?}");
         }
         scratch.assert_outside_untouched();

@@ -121,6 +121,8 @@ fn what_the_last_release_lacks_is_refused_with_its_node_its_release_and_the_feat
     let run =
         ["--node", "b", "run", "--engine", "podman", "--health-cmd", "true", "--image", "localhost/cache:1"];
     is_refused(&bed, &run, &["install the same godwit on both nodes"]);
+    let add = ["--node", "b", "image", "add-platform", "shop/web:1", "arm64"];
+    is_refused(&bed, &add, &["install the same godwit on both nodes"]);
 
     // Of the node that has the service.
     let owner = format!("service there is on node b, whose godwitd {release} is older and ");

@@ -75,11 +75,63 @@ impl<'a> Registry<'a> {
 
     /// Copies an image of a layout to the registry.
     fn push(&self, source: &str, name: &str) {
+        self.copy(&[], &format!("oci:{source}"), name);
+    }
+
+    /// Copies the image of an archive to the registry, for all its platforms.
+    pub(crate) fn push_archive(&self, archive: &Path, name: &str) {
+        self.copy(&["--preserve-digests"], &format!("oci-archive:{}", archive.display()), name);
+    }
+
+    fn copy(&self, flags: &[&str], source: &str, name: &str) {
         let authfile = format!("--dest-authfile={}", self.authfile.display());
         let target = format!("docker://{}", self.reference(name));
         let skopeo = self.on_client.map_or_else(|| Command::new("skopeo"), |bed| bed.on_client("skopeo"));
-        let source = format!("oci:{source}");
-        succeeds(skopeo, &["copy", "--all", "--dest-tls-verify=false", &authfile, &source, &target]);
+        let to = ["--dest-tls-verify=false", &authfile, source, &target];
+        succeeds(skopeo, &[&["copy", "--all"], flags, &to].concat());
+    }
+
+    /// Gives it a document under a tag as no client could push it; its digest and length.
+    pub(crate) fn plant(
+        &self,
+        name: &str,
+        tag: &str,
+        media_type: &str,
+        document: &serde_json::Value,
+    ) -> (String, usize) {
+        assert_eq!(document["mediaType"], media_type);
+        let bytes = document.to_string().into_bytes();
+        let digest = digest_of(&bytes);
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        self.replace(&digest, &bytes);
+        let manifests = self.data.join("docker/registry/v2/repositories/test").join(name).join("_manifests");
+        let tag = manifests.join("tags").join(tag);
+        for link in [
+            manifests.join("revisions/sha256").join(hex),
+            tag.join("current"),
+            tag.join("index/sha256").join(hex),
+        ] {
+            fs::create_dir_all(&link).unwrap();
+            fs::write(link.join("link"), &digest).unwrap();
+        }
+        (digest, bytes.len())
+    }
+
+    /// What it has of a digest.
+    pub(crate) fn blob(&self, digest: &str) -> Vec<u8> {
+        fs::read(self.blob_path(digest)).unwrap()
+    }
+
+    /// Has it give out this for a digest.
+    pub(crate) fn replace(&self, digest: &str, bytes: &[u8]) {
+        let path = self.blob_path(digest);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    fn blob_path(&self, digest: &str) -> PathBuf {
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        self.data.join("docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
     }
 
     /// `flags` that reach it, after a verb.
@@ -111,6 +163,15 @@ impl Drop for Registry<'_> {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The digest of bytes as OCI writes it.
+pub(crate) fn digest_of(bytes: &[u8]) -> String {
+    let mut sha256sum =
+        Command::new("sha256sum").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    sha256sum.stdin.take().unwrap().write_all(bytes).unwrap();
+    let output = sha256sum.wait_with_output().unwrap();
+    format!("sha256:{}", &String::from_utf8(output.stdout).unwrap()[..64])
 }
 
 /// Makes a blob another than its name says.

@@ -36,7 +36,7 @@ pub fn preset(bed: &Bed, source: &str, arguments: &[&str]) -> Preset {
     let rootfs = bed.scratch().join(source);
     let path = Path::new("bin").join(source);
     fs::create_dir_all(rootfs.join("bin")).unwrap();
-    fs::copy(built(bed, source).1, rootfs.join(&path)).unwrap();
+    fs::copy(built(bed, source, &[]).1, rootfs.join(&path)).unwrap();
     let command = [format!("/{}", path.display())];
     let command = command.into_iter().chain(arguments.iter().map(|&word| word.to_owned())).collect();
     Preset { rootfs, command, env: Vec::new(), user: None, port: PORT }
@@ -45,16 +45,21 @@ pub fn preset(bed: &Bed, source: &str, arguments: &[&str]) -> Preset {
 /// The program of a source in `programs/`, built by godwit-cc: the path to which it has added an instruction set for each, as
 /// `godwit image pack` wants it.
 pub fn program(bed: &Bed, source: &str) -> PathBuf {
-    built(bed, source).0
+    program_with(bed, source, &[])
+}
+
+/// The same, built with further options.
+pub fn program_with(bed: &Bed, source: &str, options: &[&str]) -> PathBuf {
+    built(bed, source, options).0
 }
 
 /// The same, and the executable for this machine.
-fn built(bed: &Bed, source: &str) -> (PathBuf, PathBuf) {
+fn built(bed: &Bed, source: &str, options: &[&str]) -> (PathBuf, PathBuf) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(format!("{source}.c"));
     let directory = bed.scratch().join(format!("{source}.built"));
     fs::create_dir_all(&directory).unwrap();
     let output = directory.join(source);
-    let built = Compiler::godwit().and_then(|compiler| compiler.build(&[file], &output, &[]));
+    let built = Compiler::godwit().and_then(|compiler| compiler.build(&[file], &output, options));
     let executable = built.unwrap_or_else(|error| panic!("{error:#}")).path;
     (output, executable)
 }

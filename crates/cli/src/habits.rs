@@ -46,7 +46,10 @@ const VERBS: &[(&str, &str)] = &[
     ("info", "`godwit nodes` shows the nodes, `godwit doctor` what works on this one"),
     ("init", "a service is started when it is made: `godwit run`; `godwit cluster init` founds a cluster"),
     ("kube", "godwit reads no Kubernetes files: write a `godwit run` for each service"),
-    ("load", "an image is taken from its archive when a service is run: `godwit run --image ARCHIVE`"),
+    (
+        "load",
+        "`godwit image import ARCHIVE` takes an image from an OCI archive, `godwit run --image ARCHIVE` runs one",
+    ),
     (
         "login",
         "godwit pulls with skopeo: `skopeo login REGISTRY` logs in, and the logins of Podman and Docker count, too",
@@ -89,22 +92,21 @@ const VERBS: &[(&str, &str)] = &[
 const BELOW: &[(&str, &str, &str)] = &[
     (
         "image",
-        "build import save tag untag sign",
+        "build save tag untag sign",
         "godwit makes images of godwit-cc's programs alone (`godwit image pack`): skopeo(1) copies and signs images, `podman build` builds them",
     ),
     (
         "image",
-        "diff history inspect tree",
-        "`godwit image ls --layers` lists images with their layers, `skopeo inspect docker://IMAGE` shows one of a registry",
+        "diff history tree",
+        "`godwit image inspect IMAGE` shows an image with its layers, `skopeo inspect docker://IMAGE` one of a registry",
     ),
     ("image", "exists", "`godwit image ls -q` lists the names of images, for grep(1)"),
     (
         "image",
         "load",
-        "an image is taken from its archive when a service is run: `godwit run --image ARCHIVE`",
+        "`godwit image import ARCHIVE` takes an image from an OCI archive, `godwit run --image ARCHIVE` runs one",
     ),
     ("image", "mount unmount", "`godwit cp NAME:/PATH .` copies files out of a service"),
-    ("image", "pull", "write the verb alone: `godwit pull IMAGE`"),
     (
         "image",
         "push scp search",

@@ -133,7 +133,8 @@ impl Registry<'_> {
     ) -> anyhow::Result<Option<Image>> {
         let skopeo = Skopeo::new(self.reach);
         let (top, layers) = (String::new(), Vec::new());
-        let mut pull = Pull { skopeo: &skopeo, reference, top, layers, health_check: None };
+        let (others, modules, health_check) = (0, false, None);
+        let mut pull = Pull { skopeo: &skopeo, reference, top, layers, others, modules, health_check };
         tokio::select! {
             biased;
             () = self.interrupts.next() => return Ok(None),
@@ -142,7 +143,13 @@ impl Registry<'_> {
         if let Some(command) = &pull.health_check {
             output::note(&health::warning(reference, command));
         }
-        let same = |known: &&Image| known.digest == pull.top && known.reference == reference.to_string();
+        let same = |known: &&Image| {
+            known.digest == pull.top
+                && known.reference == reference.to_string()
+                // An earlier release has taken one platform alone.
+                && known.platforms.len().max(1) > pull.others
+                && (!pull.modules || !known.modules.is_empty())
+        };
         if let Some(known) = known.filter(same) {
             return Ok(Some(known.clone()));
         }
@@ -202,8 +209,12 @@ struct Pull<'a> {
     reference: &'a Reference,
     /// The digest of what the reference stands for: an index, or a manifest.
     top: String,
-    /// Of the image for this machine.
+    /// Of the image for this machine, of those for other sets, and the modules.
     layers: Vec<Descriptor>,
+    /// How many images for other instruction sets come with it.
+    others: usize,
+    /// Whether the neutral modules of its programs come with it.
+    modules: bool,
     /// The command of its health check.
     health_check: Option<String>,
 }
@@ -214,11 +225,28 @@ impl Pull<'_> {
         let name = self.reference.to_string();
         let top = self.skopeo.manifest(&name, self.reference.digest()).await?;
         self.top.clone_from(&top.digest);
+        let (mut others, mut modules) = (Vec::new(), None);
         let image = match top.of_this_machine(&name)? {
-            Some(instance) => self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?,
+            Some(instance) => {
+                let beside = top.crossing(&name, &instance)?;
+                for other in beside.others {
+                    others
+                        .push(self.skopeo.manifest(&self.pinned(&other.digest), Some(&other.digest)).await?);
+                }
+                if let Some(of) = beside.modules {
+                    modules = Some(self.skopeo.manifest(&self.pinned(&of.digest), Some(&of.digest)).await?);
+                }
+                self.skopeo.manifest(&self.pinned(&instance), Some(&instance)).await?
+            }
             None => top,
         };
+        (self.others, self.modules) = (others.len(), modules.is_some());
         self.layers = image.layers;
+        for layer in others.into_iter().chain(modules).flat_map(|other| other.layers) {
+            if !self.layers.iter().any(|own| own.digest == layer.digest) {
+                self.layers.push(layer);
+            }
+        }
         if let Some(digest) = image.configuration {
             let document = self.skopeo.configuration(&self.pinned(&image.digest), &digest).await?;
             let command = health::command(&document);
@@ -243,7 +271,8 @@ impl Pull<'_> {
     ) -> anyhow::Result<bool> {
         hold_places(directory, known).context("cannot prepare the directory that the image is pulled to")?;
         // What was looked at, also if the tag is given to another image just now.
-        let mut copy = self.skopeo.copy(&self.reference.to_string(), &self.pinned(&self.top), directory)?;
+        let (pinned, whole) = (self.pinned(&self.top), self.others > 0 || self.modules);
+        let mut copy = self.skopeo.copy(&self.reference.to_string(), &pinned, whole, directory)?;
         let mut clock = tokio::time::interval(TICK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut came, mut at) = (0, Instant::now());

@@ -28,7 +28,7 @@ mod rewrite;
 mod target;
 mod threads;
 
-pub use godwit_isa_plan::Set;
+pub use godwit_isa_plan::{Binding, Set};
 
 pub use eligibility::{Area, Owner, Process, eligibility};
 pub use executable::{Contents, Executable, ExecutableError, Part};

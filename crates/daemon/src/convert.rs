@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use godwit_api::v1::{self as api, Network, Placement};
 use godwit_engine::confinement::ConfinementError;
+use godwit_engine::image::{PlatformLayers, architecture_of, machine_architecture, machine_of};
 use godwit_engine::seccomp::Seccomp;
 use godwit_engine::{Confinement, Mount, MountKind, OnMove, Ulimit};
 use godwit_migration::hooks::{HookPoint, Hooks};
@@ -261,6 +262,7 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
         workdir: service.workdir.display().to_string(),
         labels: service.labels.clone(),
         layers: service.layers.clone(),
+        platforms: shown_platforms(service),
         image: service.image.clone(),
         capabilities: service.confinement.capabilities.clone(),
         seccomp: match service.confinement.seccomp {
@@ -284,6 +286,33 @@ pub(crate) fn service(service: &Service, node: &str) -> api::Service {
         engine: service.kept.as_ref().map(|kept| kept.keeper.name().to_owned()).unwrap_or_default(),
         container_id: service.kept.as_ref().map(|kept| kept.id.clone()).unwrap_or_default(),
         ..api::Service::default()
+    }
+}
+
+/// The platforms of its image, this node's first.
+fn shown_platforms(service: &Service) -> Vec<api::ImagePlatform> {
+    if service.platforms.is_empty() {
+        return Vec::new();
+    }
+    let machine = machine_of(machine_architecture()).unwrap_or(machine_architecture());
+    let own = api::ImagePlatform {
+        architecture: machine_architecture().to_owned(),
+        machine: machine.to_owned(),
+        id: service.image_id.clone().unwrap_or_default(),
+        layers: service.layers.clone(),
+        bytes: 0,
+    };
+    std::iter::once(own).chain(service.platforms.iter().map(shown_platform)).collect()
+}
+
+/// A platform that is not this node's, without bytes.
+pub(crate) fn shown_platform(platform: &PlatformLayers) -> api::ImagePlatform {
+    api::ImagePlatform {
+        architecture: architecture_of(&platform.machine).to_owned(),
+        machine: platform.machine.clone(),
+        id: platform.id.as_ref().map(ToString::to_string).unwrap_or_default(),
+        layers: platform.layers.iter().map(ToString::to_string).collect(),
+        bytes: 0,
     }
 }
 

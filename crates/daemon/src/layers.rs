@@ -292,6 +292,7 @@ mod tests {
                 reference: reference.into(),
                 id: None,
                 platforms: Vec::new(),
+                neutral: None,
             },
             pulled_ms: 0,
         };
@@ -333,6 +334,7 @@ mod tests {
                 reference: reference.into(),
                 id: None,
                 platforms,
+                neutral: None,
             },
             pulled_ms: 0,
         };
@@ -362,6 +364,7 @@ mod tests {
                 reference: reference.into(),
                 id: None,
                 platforms: Vec::new(),
+                neutral: None,
             },
             pulled_ms: 0,
         };

@@ -17,6 +17,7 @@
 //! node's services again, which have run on with their shims and pagers, and [`serve`] calls
 //! `godwit_migration::recovery`. How pages move, what CRIU does and how the kernel's tables look is not known here.
 
+mod add_platform;
 mod adopt;
 mod candidate;
 mod capture;
@@ -45,6 +46,7 @@ mod logs;
 mod made_by;
 mod metrics;
 mod migrate;
+mod modules;
 mod names;
 mod network;
 mod network_changes;

@@ -17,9 +17,9 @@ use crate::node::Node;
 use crate::services;
 use crate::status::internal;
 use crate::{
-    adopt, candidate, capture, checkpoint, connections, copy, cordon, directory, doctor, drain, exec, images,
-    join, layers, logs, made_by, migrate, network_changes, place, prepare, removals, restart, restore, stats,
-    update, volumes, wait,
+    add_platform, adopt, candidate, capture, checkpoint, connections, copy, cordon, directory, doctor, drain,
+    exec, images, join, layers, logs, made_by, migrate, network_changes, place, prepare, removals, restart,
+    restore, stats, update, volumes, wait,
 };
 
 /// Time between SIGTERM and SIGKILL when the user gives none; as Podman's.
@@ -340,6 +340,13 @@ impl NodeApi for NodeService {
         request: Request<api::ImageAddRequest>,
     ) -> Result<Response<api::Image>, Status> {
         Ok(Response::new(images::add(&self.0, request.into_inner()).await?))
+    }
+
+    async fn image_add_platform(
+        &self,
+        request: Request<api::ImageAddPlatformRequest>,
+    ) -> Result<Response<api::Image>, Status> {
+        Ok(Response::new(add_platform::add_platform(&self.0, request.into_inner()).await?))
     }
 
     async fn image_remove(

@@ -72,6 +72,7 @@ const NODE: &[(&str, Who)] = &[
     ("NetworkList", Who::Operator),
     ("NetworkRemove", Who::Operator),
     ("ImageAdd", Who::Operator),
+    ("ImageAddPlatform", Who::Operator),
     ("ImageList", Who::Operator),
     ("ImageRemove", Who::Operator),
     ("VolumeCreate", Who::Operator),

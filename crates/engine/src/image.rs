@@ -13,18 +13,20 @@
 //! An unpacked layer has the name of its **blob's** digest, not of its diff id: manifests list
 //! blobs, nodes ask each other for blobs, and a blob can be checked while it is received, before
 //! anything is unpacked. The same content compressed in two ways is unpacked twice; that is rare.
-//! Of other platforms' layers there is the blob alone (`platforms.rs`).
+//! Of other platforms' layers there is the blob alone (`platforms.rs`), and of the neutral modules of programs (`modules.rs`).
 //!
 //! A blob or layer is made below `tmp`, written to disk, and renamed to its place, so what has
 //! its final name is whole, also after a crash.
 
 pub(crate) mod archive;
+mod builder;
 pub(crate) mod capture;
 mod collect;
 pub(crate) mod devices;
 mod digest;
 mod error;
 pub(crate) mod layer;
+mod modules;
 mod named;
 mod oci;
 mod packed;
@@ -35,14 +37,20 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+pub use builder::{BuildError, Builder};
 pub use collect::{Collector, Hold, StoredLayer};
 pub(crate) use digest::Hashing;
 pub use digest::{Digest, DigestError};
 pub use error::{ArchiveFault, ImageError, LayerFault, RootfsFault};
 pub use layer::{MAX_LAYER_BYTES, MAX_LAYER_ENTRIES};
-pub use named::NamedImage;
+pub use modules::{Documents, MAX_MODULES, Module, Neutral};
+pub use named::{NamedImage, whole_reference};
+pub use oci::Imported;
 pub(crate) use packed::{PackError, Packed};
-pub use platforms::{CROSSING, MARKED, MAX_PLATFORMS, PlatformLayers, bounded as bounded_platforms};
+pub use platforms::{
+    CROSSING, MARKED, MAX_PLATFORMS, MODULES, PlatformLayers, architecture_of, bounded as bounded_platforms,
+    machine_of,
+};
 pub(crate) use registry::digest_at_registry;
 pub use registry::{FetchError, Fetched, NotARegistry, Pinned, Registries};
 pub use store::{BlobWriter, Store};
@@ -69,12 +77,18 @@ pub struct Image {
     /// instruction set.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "bounded_platforms")]
     pub platforms: Vec<PlatformLayers>,
+    /// What executables for a further platform are made from; none of an image that does not have it, or whose name is not
+    /// known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neutral: Option<Neutral>,
 }
 
 impl Image {
-    /// The digests of all blobs that the store keeps for it, those of its other platforms last.
+    /// The digests of all blobs that the store keeps for it, those of its other platforms behind its own, and its modules and
+    /// documents last.
     pub fn blobs(&self) -> impl Iterator<Item = &Digest> {
-        self.layers.iter().chain(self.platforms.iter().flat_map(|platform| &platform.layers))
+        let others = self.platforms.iter().flat_map(|platform| &platform.layers);
+        self.layers.iter().chain(others).chain(self.neutral.iter().flat_map(Neutral::blobs))
     }
 }
 

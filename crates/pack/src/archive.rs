@@ -9,7 +9,9 @@ use std::path::Path;
 use godwit_crossing::Set;
 use tar::{Builder, EntryType};
 
-use crate::documents::{Descriptor, configuration, layout_index, manifest, marked_index};
+use crate::documents::{
+    Descriptor, EMPTY, configuration, layout_index, manifest, marked_index, modules_manifest,
+};
 use crate::layer::{self, Blob, directory_of, header};
 use crate::program::Programs;
 use crate::{PackError, Packed, Recipe};
@@ -17,8 +19,13 @@ use crate::{PackError, Packed, Recipe};
 /// What says that it is a layout.
 const LAYOUT: (&str, &[u8]) = ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#);
 
-/// Writes the archive of a recipe with these programs.
-pub(crate) fn write(recipe: &Recipe, programs: &Programs, output: &Path) -> Result<Packed, PackError> {
+/// Writes the archive of a recipe with these programs, for these sets.
+pub(crate) fn write(
+    recipe: &Recipe,
+    programs: &Programs,
+    sets: &[Set],
+    output: &Path,
+) -> Result<Packed, PackError> {
     let failed = |error| PackError::Write(output.to_owned(), error);
     let document = |written: serde_json::Result<Vec<u8>>| {
         let bytes = written.map_err(|error| failed(error.into()))?;
@@ -26,13 +33,27 @@ pub(crate) fn write(recipe: &Recipe, programs: &Programs, output: &Path) -> Resu
     };
     let files = recipe.files.as_deref().map(|directory| layer::files(directory, output)).transpose()?;
     let (mut blobs, mut manifests) = (Vec::new(), Vec::new());
-    for (nth, set) in Set::ALL.into_iter().enumerate() {
-        let own = layer::programs(programs, nth, output)?;
+    for &set in sets {
+        let own = programs.iter();
+        let own =
+            own.filter_map(|(path, program)| Some((path.as_str(), &program.executables.get(&set)?[..])));
+        let own = layer::programs(&own.collect(), output)?;
         let layers: Vec<_> = files.iter().chain([&own]).collect();
         let configured = document(configuration(set, &recipe.run, &layers))?;
         let image = document(manifest(&configured, &layers))?;
         manifests.push(Descriptor::of_manifest(set, &image));
         blobs.extend([own, configured, image]);
+    }
+    let modules: Vec<_> = programs.values().filter_map(|program| program.module.as_ref()).collect();
+    if !modules.is_empty() {
+        let mut kept = Vec::new();
+        for (module, bytes) in modules {
+            kept.push((module, Blob::new(output, |into| into.write_all(bytes).map_err(failed))?));
+        }
+        let empty = document(Ok(EMPTY.to_vec()))?;
+        let manifest = document(modules_manifest(&empty, &kept))?;
+        manifests.push(Descriptor::of_modules(&manifest));
+        blobs.extend(kept.into_iter().map(|(_, blob)| blob).chain([empty, manifest]));
     }
     let index = document(marked_index(manifests))?;
     let digest = index.digest();

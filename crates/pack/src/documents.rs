@@ -1,4 +1,5 @@
-//! The documents of an image (image-spec v1.1), with their fields always in the same order.
+//! The documents of an image (image-spec v1.1), with their fields in the order of their names, so that who reads one and writes
+//! it again writes the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +7,28 @@ use godwit_crossing::Set;
 use serde::Serialize;
 
 use crate::layer::Blob;
+use crate::program::Module;
 
 /// Types of what documents refer to.
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const CONFIGURATION: &str = "application/vnd.oci.image.config.v1+json";
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const CONFIGURATION: &str = "application/vnd.oci.image.config.v1+json";
+pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// Annotation of an index whose images have the same programs, and its value: nodes look for it
 /// (`crates/engine/src/image/platforms.rs`).
 const CROSSING: (&str, &str) = ("io.godwit.crossing", "1");
+/// Annotation of the manifest that has the programs' neutral modules, beside the images in an index.
+pub const MODULES: (&str, &str) = ("io.godwit.modules", "1");
+/// What that manifest is, and what its blobs are. They are for no platform: nothing unpacks them.
+pub const MODULES_TYPE: &str = "application/vnd.godwit.modules.v1";
+/// See [`MODULES_TYPE`].
+pub const MODULE_TYPE: &str = "application/vnd.godwit.module.v1+llvm-bitcode";
+/// Annotations of a module: the path of its program in the image, and the two digests that with its own are the program's
+/// identity ([`godwit_crossing::Binding`]), in hexadecimal digits.
+pub const MODULE_KEYS: [&str; 3] = ["io.godwit.path", "io.godwit.layout", "io.godwit.toolchain"];
+/// The configuration of what has none (image-spec, manifest.md, "Guidelines for artifact usage").
+pub(crate) const EMPTY: &[u8] = b"{}";
+const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
 /// Annotation with the name of what a layout's index refers to.
 const NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -69,14 +83,35 @@ impl Descriptor {
         Self { platform, ..Self::new(MANIFEST, manifest) }
     }
 
+    /// Of the manifest that has the modules.
+    pub(crate) fn of_modules(manifest: &Blob) -> Self {
+        let platform = Some(Platform { architecture: "unknown", os: "unknown" });
+        let annotations = BTreeMap::from([(MODULES.0, MODULES.1.to_owned())]);
+        Self { platform, annotations, ..Self::new(MANIFEST, manifest) }
+    }
+
+    fn of_module(module: &Module, blob: &Blob) -> Self {
+        let values = [module.path.clone(), hex(&module.layout), hex(&module.toolchain)];
+        Self { annotations: MODULE_KEYS.into_iter().zip(values).collect(), ..Self::new(MODULE_TYPE, blob) }
+    }
+
     /// Of the image's index, under the image's name.
     pub(crate) fn of_index(name: &str, index: &Blob) -> Self {
         Self { annotations: BTreeMap::from([(NAME, name.to_owned())]), ..Self::new(INDEX, index) }
     }
 }
 
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Fields in the order of their names.
+fn written(document: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&serde_json::to_value(document)?)
+}
+
 /// What OCI calls a set.
-fn architecture(set: Set) -> &'static str {
+pub(crate) fn architecture(set: Set) -> &'static str {
     match set {
         Set::X86_64 => "amd64",
         Set::Aarch64 => "arm64",
@@ -100,7 +135,7 @@ struct Configuration<'a> {
 /// The configuration of the image for a set. Layers are not compressed: a blob's digest is the layer's.
 pub(crate) fn configuration(set: Set, run: &Run, layers: &[&Blob]) -> serde_json::Result<Vec<u8>> {
     let diff_ids = layers.iter().map(|layer| layer.digest()).collect();
-    serde_json::to_vec(&Configuration {
+    written(&Configuration {
         architecture: architecture(set),
         os: "linux",
         config: run,
@@ -113,17 +148,31 @@ pub(crate) fn configuration(set: Set, run: &Run, layers: &[&Blob]) -> serde_json
 struct Manifest {
     schema_version: u8,
     media_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    artifact_type: Option<&'static str>,
     config: Descriptor,
     layers: Vec<Descriptor>,
 }
 
 /// The manifest of the image for a set.
 pub(crate) fn manifest(configuration: &Blob, layers: &[&Blob]) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Manifest {
+    written(&Manifest {
         schema_version: 2,
         media_type: MANIFEST,
+        artifact_type: None,
         config: Descriptor::new(CONFIGURATION, configuration),
         layers: layers.iter().map(|layer| Descriptor::new(LAYER, layer)).collect(),
+    })
+}
+
+/// The manifest of modules.
+pub(crate) fn modules_manifest(empty: &Blob, modules: &[(&Module, Blob)]) -> serde_json::Result<Vec<u8>> {
+    written(&Manifest {
+        schema_version: 2,
+        media_type: MANIFEST,
+        artifact_type: Some(MODULES_TYPE),
+        config: Descriptor::new(EMPTY_TYPE, empty),
+        layers: modules.iter().map(|(module, blob)| Descriptor::of_module(module, blob)).collect(),
     })
 }
 
@@ -151,5 +200,5 @@ fn index(
     manifests: Vec<Descriptor>,
     annotations: BTreeMap<&'static str, &'static str>,
 ) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Index { schema_version: 2, media_type: INDEX, manifests, annotations })
+    written(&Index { schema_version: 2, media_type: INDEX, manifests, annotations })
 }

@@ -1,6 +1,6 @@
 //! The layers of an image: plain tar archives, spooled to files without names, whose digests name them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek as _, SeekFrom, Write};
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
 use crate::PackError;
-use crate::program::{MODE, Programs};
+use crate::program::MODE;
 
 /// Permissions of a directory that is there for what is in it.
 const DIRECTORY_MODE: u32 = 0o755;
@@ -21,8 +21,9 @@ const PERMISSIONS: u32 = 0o7777;
 /// What a name that means a removal begins with (image-spec, layer.md, "Whiteouts").
 const WHITEOUT: &[u8] = b".wh.";
 
-/// A blob of the archive.
-pub(crate) struct Blob {
+/// A blob of an image, in a file without a name.
+#[derive(Debug)]
+pub struct Blob {
     /// Hexadecimal digits of its SHA-256.
     pub(crate) hex: String,
     pub(crate) bytes: u64,
@@ -45,12 +46,22 @@ impl Blob {
     }
 
     /// Its digest as OCI writes it.
-    pub(crate) fn digest(&self) -> String {
+    #[must_use]
+    pub fn digest(&self) -> String {
         format!("sha256:{}", self.hex)
     }
 
+    /// Its length, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// All of it, from its beginning.
-    pub(crate) fn open(&self) -> io::Result<impl Read> {
+    ///
+    /// # Errors
+    /// It cannot be read back.
+    pub fn open(&self) -> io::Result<impl Read> {
         let mut content = &self.content;
         content.seek(SeekFrom::Start(0))?;
         Ok(content.take(self.bytes))
@@ -93,8 +104,8 @@ pub(crate) fn header(kind: EntryType, mode: u32, bytes: u64) -> Header {
     header
 }
 
-/// The programs of one set, which is `Set::ALL[nth]`.
-pub(crate) fn programs(programs: &Programs, nth: usize, output: &Path) -> Result<Blob, PackError> {
+/// The executables of one set, by the programs' paths in the image, without the slash at their beginning.
+pub(crate) fn programs(programs: &BTreeMap<&str, &[u8]>, output: &Path) -> Result<Blob, PackError> {
     let failed = |error| PackError::Write(output.to_owned(), error);
     let mut directories = BTreeSet::new();
     for path in programs.keys() {
@@ -106,13 +117,9 @@ pub(crate) fn programs(programs: &Programs, nth: usize, output: &Path) -> Result
             let mut header = header(EntryType::Directory, DIRECTORY_MODE, 0);
             archive.append_data(&mut header, format!("{directory}/"), io::empty())?;
         }
-        for (path, sets) in programs {
-            let bytes = &sets[nth];
-            archive.append_data(
-                &mut header(EntryType::Regular, MODE, bytes.len() as u64),
-                path,
-                &bytes[..],
-            )?;
+        for (path, bytes) in programs {
+            let mut header = header(EntryType::Regular, MODE, bytes.len() as u64);
+            archive.append_data(&mut header, path, *bytes)?;
         }
         archive.finish()
     };

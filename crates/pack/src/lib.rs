@@ -3,8 +3,12 @@
 //!
 //! ```text
 //! oci-layout, index.json ──> index ─┬─> manifest of amd64 ──> configuration, [files,] programs of x86_64
-//!                (its name)  (mark) └─> manifest of arm64 ──> configuration, [files,] programs of aarch64
+//!                (its name)  (mark) ├─> manifest of arm64 ──> configuration, [files,] programs of aarch64
+//!                                    └─> manifest of no platform ──> the programs' neutral modules
 //! ```
+//!
+//! The modules are there if they are asked for. Of an image that has them a node makes the executables of a further set, and
+//! [`add_platform`] the image with it: the same one to the byte that would have been packed at once.
 //!
 //! The mark says that the programs of both are the same ones: a node keeps the layers of the other set, too, so that a service
 //! can go on there. The files of a directory are one layer that both have. The archive is a function of the name, the programs
@@ -12,15 +16,18 @@
 
 mod archive;
 mod documents;
+mod growth;
 mod layer;
 mod program;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use documents::Run;
+pub use documents::{MODULE_KEYS, MODULE_TYPE, MODULES, MODULES_TYPE, Run};
 pub use godwit_crossing::{ExecutableError, Set};
-pub use program::Twins;
+pub use growth::{Documents, Grown, GrowthError, add_platform};
+pub use layer::Blob;
+pub use program::{MOST_BYTES, Module, Twins};
 
 /// What becomes an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -29,6 +36,10 @@ pub struct Recipe {
     pub name: String,
     /// The programs, one at least.
     pub programs: Vec<Twins>,
+    /// The sets that it is for; none: all.
+    pub sets: Vec<Set>,
+    /// It has the programs' neutral modules, too.
+    pub modules: bool,
     /// A directory with files that are the same on each set.
     pub files: Option<PathBuf>,
     /// How it wants to be run.
@@ -54,6 +65,16 @@ pub enum PackError {
     Name(String),
     #[error("an image needs a program: name one that godwit-cc has built")]
     NoProgram,
+    #[error("an image needs an instruction set")]
+    NoSet,
+    #[error(
+        "{0} is not there, or {1} does not say what it is bound by; build the program anew with `godwit-cc --save-module`"
+    )]
+    NoModule(PathBuf, PathBuf),
+    #[error(
+        "{0} is not the module that the executables were made from: its identity is another; build the program anew"
+    )]
+    OtherModule(PathBuf),
     #[error("{0:?} cannot be a program's path in an image; write an absolute path without `.` and `..`")]
     Path(String),
     #[error("{0} has no file name that its path in the image could end in; give the path: {0}=/bin/NAME")]
@@ -95,8 +116,12 @@ impl Recipe {
         if !is_name(&self.name) {
             return Err(PackError::Name(self.name.clone()));
         }
-        let programs = program::read(&self.programs)?;
-        archive::write(self, &programs, output)
+        let sets: Vec<_> = match &self.sets[..] {
+            [] => Set::ALL.to_vec(),
+            some => Set::ALL.into_iter().filter(|set| some.contains(set)).collect(),
+        };
+        let programs = program::read(&self.programs, &sets, self.modules)?;
+        archive::write(self, &programs, &sets, output)
     }
 }
 

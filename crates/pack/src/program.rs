@@ -1,4 +1,5 @@
-//! Programs as `godwit-cc` writes them: an executable for each instruction set, of one identity.
+//! Programs as `godwit-cc` writes them: an executable for each instruction set, of one identity, and the neutral module that
+//! they were made from, where that was kept.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,13 +8,14 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use godwit_crossing::{Program, Set};
+use godwit_crossing::{Binding, Program, Set};
 use rustix::fs::{FileType, OFlags};
+use sha2::{Digest as _, Sha256};
 
 use crate::PackError;
 
-/// Longest executable, in bytes: what a destination reads (`crates/migration/src/destination/cross.rs`).
-const MOST_BYTES: u64 = 256 << 20;
+/// Longest executable or module, in bytes: what a destination reads (`crates/migration/src/destination/cross.rs`).
+pub const MOST_BYTES: u64 = 256 << 20;
 /// Permissions of a program in the image.
 pub(crate) const MODE: u32 = 0o755;
 
@@ -25,8 +27,27 @@ pub struct Twins {
     path: String,
 }
 
-/// Programs by their paths in the image, each with its bytes for every set of [`Set::ALL`], in this order.
-pub(crate) type Programs = BTreeMap<String, [Vec<u8>; 2]>;
+/// What an image says of a neutral module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Of its program in the image, absolute.
+    pub path: String,
+    /// See [`godwit_crossing::Binding`].
+    pub layout: [u8; 32],
+    /// See [`godwit_crossing::Binding`].
+    pub toolchain: [u8; 32],
+}
+
+/// What is packed of a program.
+pub(crate) struct Packable {
+    /// Its executables, by their sets.
+    pub(crate) executables: BTreeMap<Set, Vec<u8>>,
+    /// Its neutral module, and what the image says of that.
+    pub(crate) module: Option<(Module, Vec<u8>)>,
+}
+
+/// Programs by their paths in the image.
+pub(crate) type Programs = BTreeMap<String, Packable>;
 
 impl Twins {
     /// The program `file`, which is at `path` in the image; without that in `/bin`.
@@ -60,10 +81,12 @@ impl Twins {
 }
 
 /// Reads programs, which must be what they are to be.
-pub(crate) fn read(twins: &[Twins]) -> Result<Programs, PackError> {
+pub(crate) fn read(twins: &[Twins], sets: &[Set], with_modules: bool) -> Result<Programs, PackError> {
     let mut programs = Programs::new();
     for program in twins {
-        if programs.insert(program.path.clone(), pair(&program.file)?).is_some() {
+        let (executables, identity) = executables(&program.file, sets)?;
+        let module = with_modules.then(|| module(program, &identity)).transpose()?;
+        if programs.insert(program.path.clone(), Packable { executables, module }).is_some() {
             return Err(PackError::SamePath(program.path(), program.path()));
         }
     }
@@ -76,29 +99,95 @@ pub(crate) fn read(twins: &[Twins]) -> Result<Programs, PackError> {
     if programs.is_empty() { Err(PackError::NoProgram) } else { Ok(programs) }
 }
 
-/// The executables of a program.
-fn pair(file: &Path) -> Result<[Vec<u8>; 2], PackError> {
-    let [first, second] = Set::ALL.map(|set| {
-        let mut path = OsString::from(file);
-        path.push(".");
-        path.push(set.name());
-        (set, PathBuf::from(path))
-    });
-    let ((bytes, identity), (other_bytes, other_identity)) = (of_set(&first)?, of_set(&second)?);
-    if identity != other_identity {
-        return Err(PackError::NoTwins(first.1, second.1));
+/// The file `FILE.SUFFIX`.
+fn beside(file: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(file);
+    path.push(".");
+    path.push(suffix);
+    path.into()
+}
+
+/// Executables of one program, and its identity.
+type Identified = (BTreeMap<Set, Vec<u8>>, [u8; 32]);
+
+/// The executables of a program, and its identity.
+fn executables(file: &Path, sets: &[Set]) -> Result<Identified, PackError> {
+    let mut executables = BTreeMap::new();
+    let mut first: Option<([u8; 32], PathBuf)> = None;
+    for set in sets {
+        let path = beside(file, set.name());
+        let (bytes, identity) = of_set(*set, &path)?;
+        match &first {
+            Some((known, other)) if *known != identity => {
+                return Err(PackError::NoTwins(other.clone(), path));
+            }
+            Some(_) => {}
+            None => first = Some((identity, path)),
+        }
+        executables.insert(*set, bytes);
     }
-    Ok([bytes, other_bytes])
+    Ok((executables, first.map(|(identity, _)| identity).ok_or(PackError::NoSet)?))
+}
+
+/// The neutral module of a program, which must be the one that its executables were made from.
+fn module(program: &Twins, identity: &[u8; 32]) -> Result<(Module, Vec<u8>), PackError> {
+    let path = beside(&program.file, "module");
+    let absent = |_| PackError::NoModule(path.clone(), program.file.clone());
+    let bytes = match bytes_of(&path) {
+        Err(PackError::Missing(path)) => return Err(absent(path)),
+        bytes => bytes?,
+    };
+    let script = match bytes_of(&program.file) {
+        Err(PackError::Missing(path)) => return Err(absent(path)),
+        script => script?,
+    };
+    let binding = binding_of(&script, &bytes).ok_or_else(|| absent(PathBuf::new()))?;
+    if binding.identity() != *identity {
+        return Err(PackError::OtherModule(path));
+    }
+    let module = Module { path: program.path(), layout: binding.layout, toolchain: binding.toolchain };
+    Ok((module, bytes))
+}
+
+/// What a module is bound by, as the script says that godwit-cc has written beside it.
+fn binding_of(script: &[u8], module: &[u8]) -> Option<Binding> {
+    let said = |key: &str| {
+        let begins = format!("# {key}: ");
+        // They are at its beginning.
+        let mut lines = script.split(|byte| *byte == b'\n').take_while(|line| line.starts_with(b"#"));
+        let digits = lines.find_map(|line| line.strip_prefix(begins.as_bytes()))?;
+        from_hex(std::str::from_utf8(digits).ok()?)
+    };
+    let module = Sha256::digest(module).into();
+    Some(Binding { module, layout: said("layout")?, toolchain: said("toolchain")? })
+}
+
+/// 32 bytes of 64 hexadecimal digits in lower case.
+pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
+    let value = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let mut bytes = [0; 32];
+    if pairs.len() != bytes.len() || !rest.is_empty() {
+        return None;
+    }
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = value(*high)? << 4 | value(*low)?;
+    }
+    Some(bytes)
 }
 
 /// The bytes and the identity of an executable, which must be one for this set.
-fn of_set((set, path): &(Set, PathBuf)) -> Result<(Vec<u8>, [u8; 32]), PackError> {
+fn of_set(set: Set, path: &Path) -> Result<(Vec<u8>, [u8; 32]), PackError> {
     let bytes = bytes_of(path)?;
     let program = Program::decode(&bytes, FileType::RegularFile.as_raw_mode() | MODE)
-        .map_err(|source| PackError::Program { path: path.clone(), source })?;
+        .map_err(|source| PackError::Program { path: path.to_owned(), source })?;
     let found = program.executable.set;
-    if found != *set {
-        return Err(PackError::OtherSet { path: path.clone(), found: found.name(), named: set.name() });
+    if found != set {
+        return Err(PackError::OtherSet { path: path.to_owned(), found: found.name(), named: set.name() });
     }
     Ok((bytes, program.executable.identity))
 }

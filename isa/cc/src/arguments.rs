@@ -102,6 +102,8 @@ pub struct Job {
     pub plain: bool,
     /// `--report`: tell what the link made.
     pub report: bool,
+    /// `--save-module`: keep the neutral module beside the executables.
+    pub save_module: bool,
     /// The sources of objects that were compiled on the way to a program, by the objects' names.
     pub compiled: HashMap<PathBuf, PathBuf>,
     /// `-r`: join objects into one.
@@ -342,6 +344,10 @@ impl Job {
             self.plain = true;
             return Ok(());
         }
+        if option == "--save-module" {
+            self.save_module = true;
+            return Ok(());
+        }
         if option == "--report" {
             self.report = true;
             return Ok(());
@@ -448,6 +454,12 @@ impl Job {
         if let Some(option) = self.expecting.take() {
             return Err(ArgumentError::Value(format!("-{option}")));
         }
+        if self.plain && self.save_module {
+            return Err(ArgumentError::Refused {
+                option: "--save-module".into(),
+                reason: "a plain program (--plain) never moves and has no neutral module",
+            });
+        }
         if self.stage() != Stage::Link && self.output.is_some() && self.sources().count() > 1 {
             return Err(ArgumentError::OneOutput);
         }
@@ -545,6 +557,7 @@ mod tests {
             &["a.c", "-Wl,-rpath"],
             &["a.c", "-Wl,--no-such-option"],
             &["a.c", "--target=x"],
+            &["a.c", "--plain", "--save-module"],
         ] {
             assert!(parse(line).is_err(), "{line:?}");
         }

@@ -75,7 +75,7 @@ impl Home {
             places.push(directory.join("../isa"));
             places.push(directory.join("../lib/godwit/isa"));
         }
-        match places.iter().find(|place| place.join("sysroot/lib/libc.a").exists()) {
+        match places.iter().find(|place| place.join("externals").exists()) {
             Some(root) => Ok(Self { root: root.clone() }),
             None => Err(HomeError::Missing {
                 places: places.iter().map(|place| place.display().to_string()).collect::<Vec<_>>().join(", "),

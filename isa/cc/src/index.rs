@@ -5,6 +5,8 @@
 //! #!/bin/sh
 //! # godwit program, version 1
 //! # identity: 64 hexadecimal digits of the build, or "plain"
+//! # layout: and # toolchain: 64 digits each, of which and of the module's digest the identity is made
+//! # module: prog.module                                with --save-module
 //! # executable: x86_64 prog.x86_64
 //! # executable: aarch64 prog.aarch64
 //! …
@@ -12,20 +14,57 @@
 //! The program sees the name it was called by as its first argument, through `GODWIT_ARGV0`, which the
 //! C library takes out of the environment before `main`.
 
+use godwit_isa_link::Binding;
 use std::fmt::Write as _;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+/// What the index says that the program is known by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// It never moves.
+    Plain,
+    /// It can move.
+    Movable {
+        /// What its identity is made of.
+        binding: Binding,
+        /// What is added to the program's name for its neutral module, where that was kept.
+        module: Option<&'static str>,
+    },
+}
+
+/// Bytes in hexadecimal digits.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Writes the index of the executables `PROGRAM.SET`.
 ///
 /// # Errors
 /// When it cannot be written.
-pub fn write(program: &Path, identity: &str, sets: &[&str]) -> io::Result<()> {
+pub fn write(program: &Path, identity: &Identity, sets: &[&str]) -> io::Result<()> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    let mut text = format!("#!/bin/sh\n# godwit program, version 1\n# identity: {identity}\n");
+    let mut text = String::from("#!/bin/sh\n# godwit program, version 1\n");
+    match identity {
+        Identity::Plain => text.push_str("# identity: plain\n"),
+        Identity::Movable { binding, module } => {
+            let parts = [
+                ("identity", &binding.identity()),
+                ("layout", &binding.layout),
+                ("toolchain", &binding.toolchain),
+            ];
+            for (key, digest) in parts {
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "# {key}: {}", hex(digest));
+            }
+            if let Some(module) = module {
+                let _ = writeln!(text, "# module: {name}.{module}");
+            }
+        }
+    }
     for set in sets {
-        // Writing to a string cannot fail.
         let _ = writeln!(text, "# executable: {set} {name}.{set}");
     }
     let together = sets.iter().map(|set| format!("{name}.{set}")).collect::<Vec<_>>().join(" and ");

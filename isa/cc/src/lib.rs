@@ -8,6 +8,8 @@
 //!                                                         prog.aarch64
 //! ```
 //!
+//! With `--save-module` the neutral module is kept as `prog.module`; `--from-module` makes an executable of it ([`module`]).
+//!
 //! What configure scripts and CMake build to see whether it builds is a *probe*: an ordinary executable
 //! for this machine alone, without anything that a move needs ([`link::is_probe`]).
 
@@ -17,6 +19,7 @@ pub mod compile;
 pub mod home;
 pub mod index;
 pub mod link;
+pub mod module;
 pub mod native;
 pub mod query;
 pub mod report;
@@ -77,6 +80,9 @@ pub enum Error {
     /// Executables could not be made.
     #[error(transparent)]
     Link(#[from] link::LinkError),
+    /// No executable could be made from a module.
+    #[error(transparent)]
+    Module(#[from] module::ModuleError),
 }
 
 /// Runs a tool with the process's arguments.
@@ -103,6 +109,7 @@ pub fn run(tool: Tool, arguments: Vec<OsString>) -> Result<ExitCode, Error> {
         Tool::Archiver => Ok(tools::pass_on(home::LLVM_AR, &arguments)?),
         Tool::Indexer => Ok(tools::pass_on(home::LLVM_RANLIB, &arguments)?),
         Tool::Linker => link::as_linker(&arguments),
+        Tool::Compiler if module::is_meant(&arguments) => module::as_back_end(&arguments),
         Tool::Compiler => {
             if let Some(code) = query::answer(&arguments)? {
                 return Ok(code);

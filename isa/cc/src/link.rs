@@ -45,6 +45,9 @@ pub enum LinkError {
     Machine(&'static str),
 }
 
+/// The neutral module of `prog` is `prog.module`.
+const MODULE: &str = "module";
+
 /// Names a part of what makes a program able to move: it gets no more than that. For `isa/bench` only.
 const MEASURE: &str = "GODWIT_LINK_MEASURE";
 
@@ -143,9 +146,9 @@ pub fn link(home: &Home, job: &Job) -> Result<ExitCode, Error> {
     let identity = if plain {
         let outputs: Vec<(&str, PathBuf)> = SETS.iter().map(|set| (*set, beside(&output, set))).collect();
         native::plain(home, &bitcode, &outputs, Effort::Full, scratch.path())?;
-        "plain".to_owned()
+        index::Identity::Plain
     } else {
-        movable(home, bitcode, &output, job.report)?
+        movable(home, bitcode, &output, job)?
     };
     index::write(&output, &identity, &SETS).map_err(|source| LinkError::Write { path: output, source })?;
     Ok(ExitCode::SUCCESS)
@@ -157,8 +160,8 @@ fn read_list(home: &Home, part: &str) -> Result<String, Error> {
     Ok(std::fs::read_to_string(&path).map_err(|source| SymbolsError::Read { path, source })?)
 }
 
-/// Makes the executables of a program that can move, and gives the identity of this build.
-fn movable(home: &Home, bitcode: Vec<PathBuf>, output: &Path, tell: bool) -> Result<String, Error> {
+/// What is linked to the program on each set.
+pub(crate) fn natives(home: &Home) -> Result<BTreeMap<Set, Vec<PathBuf>>, Error> {
     let mut natives = BTreeMap::new();
     for set in Set::ALL {
         let own = Path::new(set.name());
@@ -169,20 +172,28 @@ fn movable(home: &Home, bitcode: Vec<PathBuf>, output: &Path, tell: bool) -> Res
         ];
         natives.insert(set, parts.to_vec());
     }
+    Ok(natives)
+}
+
+/// Makes the executables of a program that can move, and gives the identity of this build.
+fn movable(home: &Home, bitcode: Vec<PathBuf>, output: &Path, job: &Job) -> Result<index::Identity, Error> {
+    let natives = natives(home)?;
     let amount = match std::env::var(MEASURE) {
         Ok(name) => Amount::named(&name).ok_or(LinkError::Measure(name))?,
         Err(_) => Amount::Everything,
     };
     let toolchain = Toolchain::debian(home.part(PLUGIN)?);
-    let options = Options { keep: None, probe: false, amount, toolchain };
+    let module = job.save_module.then(|| beside(output, MODULE));
+    let options = Options { keep: None, probe: false, amount, toolchain, module };
     let made = godwit_isa_link::link(&Inputs { bitcode, natives, output: output.to_owned(), options })
         .map_err(LinkError::from)?;
-    let identity: String = made.identity.iter().map(|byte| format!("{byte:02x}")).collect();
-    if tell {
+    let binding = made.binding;
+    if job.report {
+        let identity = index::hex(&binding.identity());
         let executables: Vec<PathBuf> = made.executables.into_values().collect();
         print!("{}", report::report(output, &identity, &made.figures, &executables)?);
     }
-    Ok(identity)
+    Ok(index::Identity::Movable { binding, module: job.save_module.then_some(MODULE) })
 }
 
 /// `prog.SET`

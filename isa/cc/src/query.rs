@@ -59,6 +59,7 @@ pub fn answer(arguments: &[OsString]) -> Result<Option<ExitCode>, Error> {
 const HELP: &str = "\
 godwit-cc compiles C to programs that can change instruction set while they run.
 Usage: godwit-cc [options] file...      as cc; see isa/cc/README.md for what is refused
+       godwit-cc --from-module PROG.module --set SET -o FILE      the executable of one set, from what --save-module kept
 In a build: ./configure CC=godwit-cc AR=godwit-ar RANLIB=godwit-ranlib LD=godwit-ld NM=llvm-nm-19 --disable-shared";
 
 /// The program of the tool chain that does the work of `name`.

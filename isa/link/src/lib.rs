@@ -5,7 +5,11 @@
 //! bitcode ─ llvm-link ─ opt: gw-before, O2, gw-after ─┬─ llc x86_64  ─┬─ layout ─┬─ lld ─ OUTPUT.x86_64
 //!                                                     └─ llc aarch64 ─┘          └─ lld ─ OUTPUT.aarch64
 //! ```
+//!
+//! The neutral module, from which both executables are made, can be kept (`Options::module`), and an executable of one set
+//! be made of it later ([`link_module`]): the same one to the byte, by the same tool chain.
 
+mod binding;
 mod layout;
 mod toolchain;
 mod verify;
@@ -15,9 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use sha2::{Digest, Sha256};
-
-pub use godwit_isa_plan::Set;
+pub use godwit_isa_plan::{Binding, Set};
 pub use layout::{Layout, LayoutError};
 pub use toolchain::{Toolchain, ToolchainError};
 pub use verify::VerifyError;
@@ -45,6 +47,23 @@ pub struct Options {
     pub probe: bool,
     /// How much of what makes a program able to move it gets.
     pub amount: Amount,
+    /// The compiler's programs.
+    pub toolchain: Toolchain,
+    /// Keep the neutral module in this file.
+    pub module: Option<PathBuf>,
+}
+
+/// What an executable is made from again.
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// The neutral module that a link has kept.
+    pub file: PathBuf,
+    /// The set of the executable.
+    pub set: Set,
+    /// Private objects and archives of **all** sets, as the link had them: they are a part of the identity.
+    pub natives: BTreeMap<Set, Vec<PathBuf>>,
+    /// The executable.
+    pub output: PathBuf,
     /// The compiler's programs.
     pub toolchain: Toolchain,
 }
@@ -90,8 +109,8 @@ pub struct Report {
     pub executables: BTreeMap<Set, PathBuf>,
     /// Figures of the passes, `pass.key`: for example `capture.sites`, `polls.latch`.
     pub figures: BTreeMap<String, u64>,
-    /// SHA-256 over the neutral program and its layout; a state fits executables with the same one.
-    pub identity: [u8; 32],
+    /// What the program is known by; a state fits executables with the same identity.
+    pub binding: Binding,
 }
 
 /// A program could not be linked.
@@ -139,14 +158,11 @@ fn link_all(inputs: &Inputs, directory: &Path) -> Result<Report, LinkError> {
     let objects = generate(tools, &neutral, directory)?;
 
     let layout = Layout::of(&objects)?;
-    let mut hash = Sha256::new();
-    hash.update(read(&neutral)?);
-    hash.update(layout.script(&[0; 32]));
-    let identity: [u8; 32] = hash.finalize().into();
+    let binding = binding::binding(&neutral, &layout, &inputs.natives)?;
     let script = directory.join("layout.ld");
-    write(&script, layout.script(&identity).as_bytes())?;
+    write(&script, layout.script(&binding.identity()).as_bytes())?;
 
-    let mut report = Report { figures, identity, ..Report::default() };
+    let mut report = Report { figures, binding, ..Report::default() };
     for (set, object) in objects {
         let output = with_suffix(&inputs.output, set);
         let natives = inputs.natives.get(&set).map_or(&[][..], Vec::as_slice);
@@ -154,7 +170,33 @@ fn link_all(inputs: &Inputs, directory: &Path) -> Result<Report, LinkError> {
         report.executables.insert(set, output);
     }
     verify::same_addresses(&report.executables)?;
+    if let Some(module) = &inputs.options.module {
+        fs::copy(&neutral, module).map_err(|source| LinkError::File { path: module.clone(), source })?;
+    }
     Ok(report)
+}
+
+/// Makes the executable of one set from a module that a link has kept. The other sets' objects are made, too, since the layout
+/// is of all of them; so the identity is found anew, and not believed.
+///
+/// # Errors
+/// When a program of the tool chain cannot be run or does not take the module, or the sets disagree in it.
+pub fn link_module(module: &Module) -> Result<Report, LinkError> {
+    let scratch = tempfile::Builder::new()
+        .prefix("godwit-link-")
+        .tempdir()
+        .map_err(|source| LinkError::File { path: std::env::temp_dir(), source })?;
+    let directory = scratch.path();
+    let Module { file, set, natives, output, toolchain } = module;
+    let objects = generate(toolchain, file, directory)?;
+    let layout = Layout::of(&objects)?;
+    let binding = binding::binding(file, &layout, natives)?;
+    let script = directory.join("layout.ld");
+    write(&script, layout.script(&binding.identity()).as_bytes())?;
+    let own = natives.get(set).map_or(&[][..], Vec::as_slice);
+    let object = object_path(directory, *set)?;
+    toolchain.link_executable(*set, &object, own, &script, output)?;
+    Ok(Report { binding, executables: BTreeMap::from([(*set, output.clone())]), ..Report::default() })
 }
 
 /// A probe runs the same passes, since only they make a whole program of the pieces, but no optimiser.
@@ -172,7 +214,8 @@ fn link_probe(inputs: &Inputs, directory: &Path) -> Result<Report, LinkError> {
     write(&script, layout.script(&[0; 32]).as_bytes())?;
     let natives = inputs.natives.get(&set).map_or(&[][..], Vec::as_slice);
     tools.link_executable(set, &object, natives, &script, &inputs.output)?;
-    Ok(Report { figures, executables: BTreeMap::from([(set, inputs.output.clone())]), identity: [0; 32] })
+    let executables = BTreeMap::from([(set, inputs.output.clone())]);
+    Ok(Report { figures, executables, ..Report::default() })
 }
 
 /// Runs the code generators, all at once.
@@ -210,10 +253,6 @@ fn with_suffix(output: &Path, set: Set) -> PathBuf {
     name.push(".");
     name.push(set.name());
     PathBuf::from(name)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, LinkError> {
-    fs::read(path).map_err(|source| LinkError::File { path: path.to_owned(), source })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), LinkError> {

@@ -1,11 +1,13 @@
 //! The address plan that every program has (`isa/ABI.md`, section 3; `isa/runtime/include/gw/thread.h`): which
-//! addresses a state may name, and which mean something to one set only.
+//! addresses a state may name, and which mean something to one set only; and what a program is known by.
 
+mod binding;
 mod set;
 
 use std::fmt;
 use std::ops::Range;
 
+pub use binding::Binding;
 pub use set::Set;
 
 /// Pages of the plan, on every set.

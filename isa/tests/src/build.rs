@@ -171,6 +171,7 @@ pub fn try_link(source: &Path, flags: &[&str]) -> Result<(tempfile::TempDir, Res
             probe: false,
             amount: Amount::Everything,
             toolchain: parts.toolchain.clone(),
+            module: None,
         },
     };
     inputs.bitcode.extend(parts.neutral.iter().cloned());

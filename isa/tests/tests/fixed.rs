@@ -42,7 +42,7 @@ fn an_executable_says_its_set_and_build_and_what_stays() -> Result<()> {
     for set in Set::ALL {
         let bytes = fs::read(program.executable(set))?;
         let executable = Executable::decode(&bytes)?;
-        ensure!(executable.set == set && executable.identity == program.report.identity);
+        ensure!(executable.set == set && executable.identity == program.report.binding.identity());
         let file: ElfFile64<'_> = ElfFile64::parse(&*bytes)?;
         let variables = address(&file, "__gw_neutral_data_begin")?;
         ensure!(DATA.contains(&variables) && Fate::of(variables, &executable) == Fate::Stays);

@@ -1,6 +1,8 @@
 //! What a registry has under a reference: an image's manifest, or an index of images for several platforms
 //! (image-spec v1.1, manifest.md and image-index.md; Docker's documents have the same form).
 
+use std::collections::BTreeMap;
+
 use oci_spec::image::Arch;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -9,6 +11,15 @@ use super::skopeo::{PullError, plain};
 
 /// Most platforms that an error names.
 const MOST_SHOWN: usize = 20;
+
+/// Annotation of an index whose images have the same programs, and its value (`crates/engine/src/image/platforms.rs`).
+const CROSSING: (&str, &str) = ("io.godwit.crossing", "1");
+/// Annotation of a manifest in such an index that has the programs' neutral modules.
+const MODULES: &str = "io.godwit.modules";
+/// Instruction sets to which services cross, as OCI calls them.
+const SETS: [&str; 2] = ["amd64", "arm64"];
+/// Most images in an index that is pulled as a whole: one for each set, and what signs and describes them.
+const MOST_WHOLE: usize = 16;
 
 /// A manifest or an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +31,16 @@ pub(super) struct Manifest {
     /// The digest of an image's configuration; none where there are no layers.
     pub(super) configuration: Option<String>,
     instances: Vec<Descriptor>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// What belongs to an image and is not for this machine.
+#[derive(Debug, Default)]
+pub(super) struct Beside<'a> {
+    /// Images for other instruction sets.
+    pub(super) others: Vec<&'a Descriptor>,
+    /// The manifest of the programs' neutral modules.
+    pub(super) modules: Option<&'a Descriptor>,
 }
 
 /// What a document refers to.
@@ -29,6 +50,7 @@ pub(super) struct Descriptor {
     /// Bytes.
     pub(super) size: u64,
     platform: Option<Platform>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -50,6 +72,7 @@ struct Document {
     config: Option<Configuration>,
     layers: Option<Vec<Descriptor>>,
     manifests: Option<Vec<Descriptor>>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 /// The digest of a document.
@@ -61,11 +84,42 @@ pub(super) fn digest_of(document: &[u8]) -> String {
 impl Manifest {
     /// Reads the document that a registry has for `reference`.
     pub(super) fn read(reference: &str, document: &[u8]) -> Result<Self, PullError> {
-        let Document { config, layers, manifests } = serde_json::from_slice(document)
+        let Document { config, layers, manifests, annotations } = serde_json::from_slice(document)
             .map_err(|cause| PullError::Manifest { reference: reference.to_owned(), cause })?;
         let configuration = config.map(|config| config.digest).filter(|digest| !digest.is_empty());
         let (layers, instances) = (layers.unwrap_or_default(), manifests.unwrap_or_default());
-        Ok(Self { digest: digest_of(document), layers, configuration, instances })
+        let annotations = annotations.unwrap_or_default();
+        Ok(Self { digest: digest_of(document), layers, configuration, instances, annotations })
+    }
+
+    /// The images beside `own` for the other instruction sets, where the index says that services cross between them: then it
+    /// is pulled as a whole. A node takes one for each set, and the neutral modules, if there are some.
+    pub(super) fn crossing(&self, reference: &str, own: &str) -> Result<Beside<'_>, PullError> {
+        let is_marked = |annotations: &BTreeMap<String, String>, key| {
+            annotations.get(key).is_some_and(|value| value == CROSSING.1)
+        };
+        let has = |image: &Descriptor, key| image.annotations.as_ref().is_some_and(|all| is_marked(all, key));
+        let of = |image: &Descriptor| has(image, CROSSING.0);
+        let all = is_marked(&self.annotations, CROSSING.0);
+        if !all && !self.instances.iter().any(|image| image.digest == own && of(image)) {
+            return Ok(Beside::default());
+        }
+        let modules = self.instances.iter().find(|image| has(image, MODULES));
+        let here = Arch::default().to_string();
+        let set = |image: &Descriptor| {
+            let platform = image.platform.as_ref().filter(|platform| platform.os == "linux")?;
+            SETS.into_iter().find(|set| *set == platform.architecture && *set != here)
+        };
+        let mut others: BTreeMap<&str, &Descriptor> = BTreeMap::new();
+        let beside = self.instances.iter().filter(|image| all || of(image));
+        for (set, image) in beside.filter_map(|image| Some((set(image)?, image))) {
+            others.entry(set).or_insert(image);
+        }
+        if (!others.is_empty() || modules.is_some()) && self.instances.len() > MOST_WHOLE {
+            let (reference, images) = (reference.to_owned(), self.instances.len());
+            return Err(PullError::Images { reference, images, most: MOST_WHOLE });
+        }
+        Ok(Beside { others: others.into_values().collect(), modules })
     }
 
     /// The digest of the image for this machine's platform; `None`: this is an image's manifest itself.
@@ -126,6 +180,55 @@ mod tests {
         let said = others.of_this_machine("x").unwrap_err().to_string();
         assert!(said.contains(&format!("linux/{here}")), "{said}");
         assert!(said.contains("linux/riscv64, linux/s390x") && !said.contains("unknown"), "{said}");
+    }
+
+    #[test]
+    fn an_index_of_images_between_which_services_cross_is_pulled_as_a_whole() {
+        let (own, other) = match Arch::default().to_string().as_str() {
+            "arm64" => ("arm64", "amd64"),
+            _ => ("amd64", "arm64"),
+        };
+        let image = |architecture: &str, annotations: serde_json::Value| {
+            serde_json::json!({
+                "digest": format!("sha256:{architecture}"), "size": 7, "annotations": annotations,
+                "platform": {"os": "linux", "architecture": architecture},
+            })
+        };
+        let (mark, none) = (serde_json::json!({CROSSING.0: CROSSING.1}), serde_json::Value::Null);
+        let others = |annotations: &serde_json::Value, manifests: Vec<serde_json::Value>| {
+            let document = serde_json::json!({"annotations": annotations, "manifests": manifests});
+            let index = Manifest::read("x", document.to_string().as_bytes()).unwrap();
+            let here = index.of_this_machine("x").unwrap().unwrap();
+            let others = index.crossing("x", &here);
+            others.map(|beside| beside.others.iter().map(|other| other.digest.clone()).collect::<Vec<_>>())
+        };
+        let (a, b) = (image(own, none.clone()), image(other, none.clone()));
+        let both = || vec![a.clone(), image("s390x", none.clone()), b.clone(), b.clone()];
+        assert_eq!(others(&mark, both()).unwrap(), [format!("sha256:{other}")]);
+        assert_eq!(others(&none, both()).unwrap(), [""; 0]);
+        assert_eq!(others(&serde_json::json!({CROSSING.0: "2"}), both()).unwrap(), [""; 0]);
+        let (marked_a, marked_b) = (image(own, mark.clone()), image(other, mark.clone()));
+        assert_eq!(others(&none, vec![marked_b.clone(), marked_a]).unwrap(), [format!("sha256:{other}")]);
+        assert_eq!(others(&none, vec![a.clone(), marked_b]).unwrap(), [""; 0], "the own one is not marked");
+        // What programs were made from comes along, also where it is for no other set.
+        let modules = serde_json::json!({
+            "digest": "sha256:modules", "size": 7, "annotations": {MODULES: CROSSING.1},
+            "platform": {"os": "unknown", "architecture": "unknown"},
+        });
+        let has_modules = |annotations: &serde_json::Value| {
+            let document = serde_json::json!({"annotations": annotations, "manifests": [a, modules]});
+            let index = Manifest::read("x", document.to_string().as_bytes()).unwrap();
+            let beside = index.crossing("x", &format!("sha256:{own}")).unwrap();
+            assert!(beside.others.is_empty());
+            beside.modules.is_some_and(|modules| modules.digest == "sha256:modules")
+        };
+        assert!(has_modules(&mark) && !has_modules(&none));
+        // One that would fill the disk.
+        let many: Vec<_> =
+            both().into_iter().chain(vec![image("riscv64", none.clone()); MOST_WHOLE]).collect();
+        let refused = others(&mark, many.clone()).unwrap_err();
+        assert!(refused.to_string().contains("20 images"), "{refused}");
+        assert!(others(&none, many).unwrap().is_empty(), "of that one alone comes");
     }
 
     #[test]

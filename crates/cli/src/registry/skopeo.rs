@@ -54,6 +54,10 @@ pub(crate) enum PullError {
     )]
     Silent { reference: String, seconds: u64 },
     #[error(
+        "{reference} is not pulled: its index has {images} images, and one whose services cross between instruction sets has {most} at most"
+    )]
+    Images { reference: String, images: usize, most: usize },
+    #[error(
         "there is no image {reference} for {wanted}, which this machine is; there are images for {found}"
     )]
     Platform { reference: String, wanted: String, found: String },
@@ -116,14 +120,25 @@ impl<'a> Skopeo<'a> {
         Ok(document)
     }
 
-    /// Begins to copy this machine's image to a layout directory: `pinned` is what the reference stands for.
-    pub(super) fn copy(&self, reference: &str, pinned: &str, directory: &Path) -> Result<Running, PullError> {
+    /// Begins to copy this machine's image to a layout directory, or a whole index with its images: `pinned` is what the
+    /// reference stands for.
+    pub(super) fn copy(
+        &self,
+        reference: &str,
+        pinned: &str,
+        whole: bool,
+        directory: &Path,
+    ) -> Result<Running, PullError> {
         let mut layout = OsString::from("oci:");
         layout.push(directory);
         let mut command = Command::new("skopeo");
         command.args(["copy", "--quiet", "--retry-times", RETRIES]).args(self.reached("src-"));
         // They were verified, if the machine's policy wants that; a layout has no place for them. Layers stay as they are.
         command.args(["--remove-signatures", "--dest-oci-accept-uncompressed-layers"]);
+        if whole {
+            // An index that had to be written anew would be another.
+            command.args(["--all", "--preserve-digests"]);
+        }
         command.arg(format!("docker://{pinned}")).arg(layout).stdout(Stdio::null());
         Running::start(command, reference)
     }

@@ -815,12 +815,25 @@ impl Node for Answers {
     }
 
     async fn image_list(&self, _: Request<v1::ImageListRequest>) -> Answer<v1::ImageListResponse> {
-        Ok(Response::new(v1::ImageListResponse { layers: vec![layer()], images: vec![image()] }))
+        Ok(Response::new(v1::ImageListResponse { layers: vec![layer()], images: vec![crossing(), image()] }))
     }
 
     async fn image_add(&self, request: Request<v1::ImageAddRequest>) -> Answer<v1::Image> {
-        let v1::ImageAddRequest { reference, digest, .. } = request.into_inner();
-        Ok(Response::new(v1::Image { reference, digest, ..image() }))
+        let v1::ImageAddRequest { reference, digest, path } = request.into_inner();
+        match (reference.as_str(), digest.as_str()) {
+            ("", _) => Err(Status::invalid_argument(format!("the image in {path} has no whole name there"))),
+            // Of an archive.
+            (_, "") => Ok(Response::new(v1::Image { reference, ..crossing() })),
+            _ => Ok(Response::new(v1::Image { reference, digest, ..image() })),
+        }
+    }
+
+    async fn image_add_platform(&self, request: Request<v1::ImageAddPlatformRequest>) -> Answer<v1::Image> {
+        let v1::ImageAddPlatformRequest { reference, architecture } = request.into_inner();
+        match architecture.as_str() {
+            "arm64" => Ok(Response::new(v1::Image { reference, ..crossing() })),
+            other => Err(Status::already_exists(format!("image {reference} is for linux/{other} already"))),
+        }
     }
 
     async fn image_remove(
@@ -916,6 +929,30 @@ fn image() -> v1::Image {
         pulled_ms: 0,
         layers: vec![layer().digest],
         services: vec!["web".into()],
+        // As an earlier release has it.
+        platforms: Vec::new(),
+        run: None,
+        modules: Vec::new(),
+    }
+}
+
+/// One for both instruction sets.
+fn crossing() -> v1::Image {
+    let platform = |architecture: &str, machine: &str| v1::ImagePlatform {
+        architecture: architecture.into(),
+        machine: machine.into(),
+        id: format!("sha256:{}", "ef".repeat(32)),
+        layers: vec![layer().digest],
+        bytes: 3 << 20,
+    };
+    v1::Image {
+        reference: "docker.io/library/ledger:1".into(),
+        digest: format!("sha256:{}", "cd".repeat(32)),
+        bytes: 5 << 20,
+        services: Vec::new(),
+        platforms: vec![platform("amd64", "x86_64"), platform("arm64", "aarch64")],
+        run: Some(v1::ImageRun { entrypoint: vec!["/bin/ledger".into()], ..v1::ImageRun::default() }),
+        ..image()
     }
 }
 

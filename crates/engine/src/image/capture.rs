@@ -71,6 +71,7 @@ impl Store {
             reference: directory.display().to_string(),
             id: None,
             platforms: Vec::new(),
+            neutral: None,
         })
     }
 }

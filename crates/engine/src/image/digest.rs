@@ -35,6 +35,22 @@ impl Digest {
         &self.hex
     }
 
+    /// From 64 hexadecimal digits alone.
+    pub fn from_hex(hex: &str) -> Result<Self, DigestError> {
+        format!("sha256:{hex}").parse()
+    }
+
+    /// The 32 bytes.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; 32] {
+        let value = |digit: u8| if digit.is_ascii_digit() { digit - b'0' } else { digit - b'a' + 10 };
+        let mut bytes = [0; 32];
+        for (byte, [high, low]) in bytes.iter_mut().zip(self.hex.as_bytes().as_chunks::<2>().0) {
+            *byte = value(*high) << 4 | value(*low);
+        }
+        bytes
+    }
+
     pub(super) fn from_hasher(hasher: Sha256) -> Self {
         let mut hex = String::with_capacity(64);
         for byte in hasher.finalize() {

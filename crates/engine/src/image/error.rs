@@ -102,6 +102,14 @@ pub enum ArchiveFault {
         /// What was found.
         reason: &'static str,
     },
+    /// A neutral module is not what it should be.
+    #[error("its neutral module for {path:?} is refused: {reason}; pack the image again")]
+    Module {
+        /// Of the program that it is of.
+        path: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// It is what `docker save` made before it wrote OCI layouts.
     #[error(
         "it is a Docker archive, not an OCI archive; convert it with: skopeo copy docker-archive:FILE oci-archive:FILE"

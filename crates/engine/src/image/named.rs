@@ -12,6 +12,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use oci_spec::distribution::{ParseError, Reference};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -31,6 +32,14 @@ pub struct NamedImage {
     pub image: Image,
     /// When it was pulled, milliseconds since the epoch.
     pub pulled_ms: i64,
+}
+
+/// A name as users of Docker write it, whole: `redis` is `docker.io/library/redis:latest`.
+///
+/// # Errors
+/// If no registry could have it.
+pub fn whole_reference(name: &str) -> Result<String, ParseError> {
+    Ok(name.parse::<Reference>()?.to_string())
 }
 
 impl Store {

@@ -23,12 +23,12 @@ use oci_spec::image::{
 };
 
 use super::archive::{MemberKind, Reader, TarFault};
-use super::platforms::{CROSSING, MARKED, PlatformLayers, machine_of};
+use super::platforms::{CROSSING, MARKED, MODULES, PlatformLayers, machine_of};
 use super::{ArchiveFault, Digest, Image, ImageConfig, ImageError, LayerFault, Store, machine_architecture};
 use crate::rootfs::MAX_LAYERS;
 
 /// Largest index, manifest or configuration that is read, in bytes: what registries allow.
-const MAX_DOCUMENT: u64 = 4 << 20;
+pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
 /// How deep indexes may be nested; real ones are nested once.
 const MAX_NESTING: usize = 4;
 /// Annotations that hold an image's name, the general one first.
@@ -54,10 +54,30 @@ const LAYER_TYPES: [&str; 8] = [
     "application/vnd.docker.image.rootfs.diff.tar.gzip",
 ];
 
+/// An image that was taken from an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Imported {
+    /// The image.
+    pub image: Image,
+    /// The digest of what the archive's own index refers to: of the image's index, if that has several platforms.
+    pub digest: Digest,
+    /// The whole name that it has there, such as `docker.io/library/redis:7`; a tag alone is none.
+    pub name: Option<String>,
+}
+
 impl Store {
     /// Imports the image for this machine from an OCI archive or layout directory, and unpacks
     /// its layers. When there are several images, `PATH:NAME` names one.
     pub fn import_oci(&self, path: &Path) -> Result<Image, ImageError> {
+        self.import(path, false).map(|imported| imported.image)
+    }
+
+    /// As [`Store::import_oci`], with what the image is known by, and with its neutral modules.
+    pub fn import_known(&self, path: &Path) -> Result<Imported, ImageError> {
+        self.import(path, true)
+    }
+
+    fn import(&self, path: &Path, with_modules: bool) -> Result<Imported, ImageError> {
         let (location, wanted) = split_reference(path);
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let layout = Layout::open(&location).map_err(fault)?;
@@ -72,25 +92,28 @@ impl Store {
                 .map_err(|_| fault(ArchiveFault::DigestAlgorithm { digest: diff_id.clone() }))?;
             digests.push(self.import_layer(path, &layout, descriptor, &diff_id)?);
         }
+        let neutral = if with_modules { self.import_modules(path, &layout, &found, &others)? } else { None };
         let mut platforms = Vec::with_capacity(others.len());
         for (machine, other) in others {
             let layers = other.manifest.layers().iter();
             platforms.push(PlatformLayers {
                 machine: machine.to_owned(),
                 layers: layers
-                    .map(|layer| self.import_blob(path, &layout, layer))
+                    .map(|layer| self.import_blob(path, &layout, "layer", layer))
                     .collect::<Result<_, _>>()?,
                 id: Some(sha256(other.manifest.config().digest()).map_err(fault)?),
             });
         }
-        Ok(Image {
+        let image = Image {
             layers: digests,
             config: run_config(&found.config),
             architecture: found.config.architecture().to_string(),
             reference: found.name.unwrap_or_else(|| path.display().to_string()),
             id: Some(sha256(found.manifest.config().digest()).map_err(fault)?),
             platforms,
-        })
+            neutral,
+        };
+        Ok(Imported { image, digest: sha256(found.top.digest()).map_err(fault)?, name: found.whole_name })
     }
 
     fn import_layer(
@@ -101,7 +124,7 @@ impl Store {
         diff_id: &Digest,
     ) -> Result<Digest, ImageError> {
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
-        let digest = self.import_blob(path, layout, descriptor)?;
+        let digest = self.import_blob(path, layout, "layer", descriptor)?;
         match self.unpack_verified(&digest, diff_id) {
             Ok(()) => Ok(digest),
             Err(ImageError::Layer { digest: layer, fault: LayerFault::DiffId { expected, found } }) => {
@@ -114,32 +137,33 @@ impl Store {
         }
     }
 
-    /// Takes a layer's blob, verified by its digest, if it is not here.
-    fn import_blob(
+    /// Takes a blob, of a layer say, verified by its digest, if it is not here.
+    pub(super) fn import_blob(
         &self,
         path: &Path,
         layout: &Layout,
+        what: &'static str,
         descriptor: &Descriptor,
     ) -> Result<Digest, ImageError> {
         let fault = |fault| ImageError::Archive { path: path.to_path_buf(), fault };
         let digest = sha256(descriptor.digest()).map_err(fault)?;
-        let mut blob = layout.blob("layer", descriptor).map_err(fault)?;
+        let mut blob = layout.blob(what, descriptor).map_err(fault)?;
         if !self.has_blob(&digest) {
             let mut writer = self.new_blob_writer()?;
             let mut buffer = vec![0; 256 << 10];
             loop {
                 let read = blob.read(&mut buffer).map_err(|source| {
-                    fault(ArchiveFault::Read { member: format!("layer {digest}"), source })
+                    fault(ArchiveFault::Read { member: format!("{what} {digest}"), source })
                 })?;
                 if read == 0 {
                     break;
                 }
                 io::Write::write_all(&mut writer, &buffer[..read])
-                    .map_err(|error| self.fault(&format!("write layer {digest}"), error))?;
+                    .map_err(|error| self.fault(&format!("write {what} {digest}"), error))?;
             }
             writer.finish_as(&digest).map_err(|error| match error {
                 ImageError::Mismatch { expected, received, .. } => {
-                    fault(ArchiveFault::BlobDigest { what: "layer", expected, found: received })
+                    fault(ArchiveFault::BlobDigest { what, expected, found: received })
                 }
                 other => other,
             })?;
@@ -154,7 +178,14 @@ pub(super) struct Found {
     pub(super) descriptor: Descriptor,
     pub(super) manifest: ImageManifest,
     config: ImageConfiguration,
+    /// What the layout's index refers to, at or above the manifest.
+    top: Descriptor,
     name: Option<String>,
+    whole_name: Option<String>,
+    /// What refers to the index that its manifest is in, below the layout's own.
+    pub(super) index: Option<Descriptor>,
+    /// The manifest of neutral modules in the same index.
+    pub(super) modules: Option<Descriptor>,
     /// Manifests beside it in its index that are marked as the same image for other platforms.
     beside: Vec<Descriptor>,
 }
@@ -219,6 +250,8 @@ pub(super) fn choose(layout: &Layout, wanted: Option<&str>) -> Result<Found, Arc
         }
         if let Some(mut image) = find(layout, descriptor, 0, &mut passed)? {
             image.name.clone_from(&name);
+            image.whole_name = whole_name_of(descriptor);
+            image.top = descriptor.clone();
             if image.descriptor.digest() == descriptor.digest() {
                 image.beside = marked_beside(&index, descriptor);
                 image.beside.retain(|other| name_of(other) == name);
@@ -283,6 +316,8 @@ fn find(
             if let Some(mut found) = find(layout, inner, depth + 1, passed)? {
                 if found.descriptor.digest() == inner.digest() {
                     found.beside = marked_beside(&index, inner);
+                    found.modules = modules_beside(&index, inner);
+                    found.index = Some(descriptor.clone());
                 }
                 return Ok(Some(found));
             }
@@ -310,20 +345,40 @@ fn read_image(layout: &Layout, descriptor: &Descriptor) -> Result<Found, Archive
     let bytes = layout.referred("configuration", manifest.config())?;
     let name = format!("configuration {}", manifest.config().digest());
     let config = parse(&name, ImageConfiguration::from_reader(&bytes[..]))?;
-    Ok(Found { descriptor: descriptor.clone(), manifest, config, name: None, beside: Vec::new() })
+    let (own, top) = (descriptor.clone(), descriptor.clone());
+    Ok(Found {
+        descriptor: own,
+        manifest,
+        config,
+        top,
+        name: None,
+        whole_name: None,
+        index: None,
+        modules: None,
+        beside: Vec::new(),
+    })
 }
 
 /// Of an index with an image, the manifests that are marked as the same image for other platforms.
 fn marked_beside(index: &ImageIndex, own: &Descriptor) -> Vec<Descriptor> {
-    let is_marked = |annotations: &Option<HashMap<String, String>>| {
-        annotations.as_ref().and_then(|all| all.get(CROSSING)).is_some_and(|value| value == MARKED)
-    };
-    let all = is_marked(index.annotations());
-    if !all && !is_marked(own.annotations()) {
+    let all = is_marked(index.annotations(), CROSSING);
+    if !all && !is_marked(own.annotations(), CROSSING) {
         return Vec::new();
     }
-    let beside = index.manifests().iter().filter(|other| other.digest() != own.digest());
-    beside.filter(|other| all || is_marked(other.annotations())).cloned().collect()
+    let beside = index.manifests().iter().filter(|other| *other != own);
+    beside.filter(|other| all || is_marked(other.annotations(), CROSSING)).cloned().collect()
+}
+
+/// Of an index with an image that is marked for crossing, the manifest of its neutral modules.
+fn modules_beside(index: &ImageIndex, own: &Descriptor) -> Option<Descriptor> {
+    if !is_marked(index.annotations(), CROSSING) && !is_marked(own.annotations(), CROSSING) {
+        return None;
+    }
+    index.manifests().iter().find(|other| is_marked(other.annotations(), MODULES)).cloned()
+}
+
+fn is_marked(annotations: &Option<HashMap<String, String>>, key: &str) -> bool {
+    annotations.as_ref().and_then(|all| all.get(key)).is_some_and(|value| value == MARKED)
 }
 
 /// The images beside one for the other machines that services cross to, one for each.
@@ -360,7 +415,14 @@ fn name_of(descriptor: &Descriptor) -> Option<String> {
     NAME_ANNOTATIONS.iter().find_map(|key| annotations.get(*key)).filter(|name| !name.is_empty()).cloned()
 }
 
-fn check_type(what: &'static str, found: &MediaType, known: &[&str]) -> Result<(), ArchiveFault> {
+/// A name with more than a tag, which is all that some programs put there.
+fn whole_name_of(descriptor: &Descriptor) -> Option<String> {
+    let annotations = descriptor.annotations().as_ref()?;
+    let mut names = NAME_ANNOTATIONS.iter().rev().filter_map(|key| annotations.get(*key));
+    names.find(|name| name.contains([':', '/'])).cloned()
+}
+
+pub(super) fn check_type(what: &'static str, found: &MediaType, known: &[&str]) -> Result<(), ArchiveFault> {
     let media_type = found.to_string();
     if known.contains(&media_type.as_str()) {
         Ok(())
@@ -374,7 +436,7 @@ pub(super) fn sha256(digest: &OciDigest) -> Result<Digest, ArchiveFault> {
     text.parse().map_err(|_| ArchiveFault::DigestAlgorithm { digest: text })
 }
 
-fn parse<T>(member: &str, parsed: Result<T, OciSpecError>) -> Result<T, ArchiveFault> {
+pub(super) fn parse<T>(member: &str, parsed: Result<T, OciSpecError>) -> Result<T, ArchiveFault> {
     parsed.map_err(|source| ArchiveFault::Document { member: member.to_owned(), source })
 }
 
@@ -476,7 +538,11 @@ impl Layout {
     }
 
     /// The document a descriptor refers to, verified.
-    fn referred(&self, what: &'static str, descriptor: &Descriptor) -> Result<Vec<u8>, ArchiveFault> {
+    pub(super) fn referred(
+        &self,
+        what: &'static str,
+        descriptor: &Descriptor,
+    ) -> Result<Vec<u8>, ArchiveFault> {
         let expected = sha256(descriptor.digest())?;
         let reader = self.blob(what, descriptor)?;
         let content = read_document(&format!("{what} {expected}"), reader, descriptor.size())?;

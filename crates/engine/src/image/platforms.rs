@@ -13,6 +13,8 @@ use crate::rootfs::MAX_LAYERS;
 pub const CROSSING: &str = "io.godwit.crossing";
 /// See [`CROSSING`].
 pub const MARKED: &str = "1";
+/// Annotation of the manifest in such an index that has the programs' neutral modules, with the same value.
+pub const MODULES: &str = "io.godwit.modules";
 /// Most platforms of an image beside a node's own: there are two instruction sets between which services cross.
 pub const MAX_PLATFORMS: usize = 4;
 /// Longest name of a machine that is read, in bytes.
@@ -33,8 +35,15 @@ pub struct PlatformLayers {
 }
 
 /// What `uname -m` calls an instruction set that OCI calls so; none of one to which no service crosses.
-pub(super) fn machine_of(architecture: &str) -> Option<&'static str> {
+#[must_use]
+pub fn machine_of(architecture: &str) -> Option<&'static str> {
     MACHINES.iter().find(|(name, _)| *name == architecture).map(|(_, machine)| *machine)
+}
+
+/// What OCI calls an instruction set that `uname -m` calls so; of one that is not known the same word.
+#[must_use]
+pub fn architecture_of(machine: &str) -> &str {
+    MACHINES.iter().find(|(_, known)| *known == machine).map_or(machine, |(name, _)| name)
 }
 
 /// Reads the further platforms of an image or a service, which come from outside.

@@ -359,13 +359,13 @@ impl Registries {
 }
 
 /// As long as this is there, so is the thread that has started a program.
-struct Stays {
+pub(super) struct Stays {
     _until: std::sync::mpsc::Sender<()>,
 }
 
 /// Starts a program on a thread of its own, which ends with what is returned beside it, or with this process. A program that
 /// has asked for that (PR_SET_PDEATHSIG) ends then. Of tokio's threads any may end before.
-async fn start(mut command: Command) -> io::Result<(Stays, Child)> {
+pub(super) async fn start(mut command: Command) -> io::Result<(Stays, Child)> {
     let runtime = tokio::runtime::Handle::current();
     let (until, ended) = std::sync::mpsc::channel();
     let (started, starting) = tokio::sync::oneshot::channel();
@@ -385,7 +385,7 @@ async fn start(mut command: Command) -> io::Result<(Stays, Child)> {
 }
 
 /// What a program writes, or its beginning.
-async fn read(from: Option<impl AsyncReadExt + Unpin>, most: u64) -> io::Result<Vec<u8>> {
+pub(super) async fn read(from: Option<impl AsyncReadExt + Unpin>, most: u64) -> io::Result<Vec<u8>> {
     let mut said = Vec::new();
     if let Some(from) = from {
         from.take(most).read_to_end(&mut said).await?;

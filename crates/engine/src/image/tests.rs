@@ -5,6 +5,7 @@
 mod archives;
 mod broken;
 mod layers;
+mod modules;
 mod packed;
 mod platforms;
 mod rootfs;

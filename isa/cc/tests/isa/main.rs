@@ -3,6 +3,7 @@
 mod cmake;
 mod common;
 mod driver;
+mod module;
 mod packages;
 mod programs;
 #[cfg(target_arch = "x86_64")]

@@ -49,7 +49,8 @@ fn built_anew(name: &str) -> Program {
     // All tests of a binary share it, so no test can be the one that removes it.
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(env!("CARGO_CRATE_NAME"));
     std::fs::create_dir_all(&directory).expect("it is cargo's");
-    let program = Program { prog: directory.join(name), build: BuildIdentity(built.report.identity) };
+    let program =
+        Program { prog: directory.join(name), build: BuildIdentity(built.report.binding.identity()) };
     for set in Set::ALL {
         copy(built.executable(set), &program.executable(set));
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use godwit_api::v1::Entrypoint;
-use godwit_pack::{PackError, Packed, Recipe, Run, Twins};
+use godwit_pack::{PackError, Packed, Recipe, Run, Set, Twins};
 use serde::Serialize;
 
 use crate::{global::Global, output, values};
@@ -18,6 +18,7 @@ use crate::{global::Global, output, values};
 Examples:
   godwit-cc -O2 -o ledger ledger.c
   godwit image pack -o ledger.tar ledger:1 ./ledger
+  godwit-cc -O2 --save-module -o ledger ledger.c && godwit image pack -o small.tar --platform amd64 --modules ledger:1 ./ledger
   godwit image pack -o web.tar --add ./root --cmd '[\"-p\", \"80\"]' web:3 ./httpd=/usr/sbin/httpd
   godwit run --name ledger --image ./ledger.tar"
 )]
@@ -43,6 +44,12 @@ pub(super) struct Args {
     /// User that runs the program: UID, UID:GID, or a name that the image knows
     #[arg(short, long)]
     user: Option<String>,
+    /// Platform that the image is for, amd64 or arm64; can be repeated [default: both]
+    #[arg(long, value_name = "PLATFORM", value_parser = platform)]
+    platform: Vec<Set>,
+    /// Keep the neutral modules of the programs in the image, from which `godwit image add-platform` makes executables
+    #[arg(long)]
+    modules: bool,
     /// Name of the image in the archive
     name: String,
     /// Programs: for ./ledger the files ./ledger.x86_64 and ./ledger.aarch64, which get the path /bin/ledger, or PATH
@@ -55,6 +62,14 @@ fn program(text: &str) -> Result<Twins, PackError> {
     match text.rsplit_once('=') {
         Some((file, path)) => Twins::new(Path::new(file), Some(path)),
         None => Twins::new(Path::new(text), None),
+    }
+}
+
+/// An instruction set by its platform.
+fn platform(text: &str) -> Result<Set, &'static str> {
+    match super::architecture(text)?.as_str() {
+        "arm64" => Ok(Set::Aarch64),
+        _ => Ok(Set::X86_64),
     }
 }
 
@@ -82,7 +97,14 @@ pub(super) fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
         cmd: words(args.cmd).unwrap_or_default(),
         working_dir: args.workdir.unwrap_or_default(),
     };
-    let recipe = Recipe { name: args.name, programs: args.programs, files: args.add, run };
+    let recipe = Recipe {
+        name: args.name,
+        programs: args.programs,
+        sets: args.platform,
+        modules: args.modules,
+        files: args.add,
+        run,
+    };
     let Packed { digest, bytes } = recipe.write(&args.output)?;
     if global.json {
         output::json(&Shown { image: &recipe.name, digest: &digest, output: &args.output, bytes })?;

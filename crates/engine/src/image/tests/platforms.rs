@@ -156,6 +156,40 @@ fn another_platform_that_is_broken_is_refused_as_the_own_one_is() {
 }
 
 #[test]
+fn an_image_is_known_by_the_digest_of_its_index_and_by_its_whole_name() {
+    let known = |annotations: serde_json::Value| {
+        let scratch = scratch();
+        let layout = Written::new(scratch.path().join("layout"));
+        let (a, b) = pair(&layout);
+        // As buildx writes it, with what attests to an image.
+        let attests = on(layout.image(&[layer("attests")], "unknown"), "unknown");
+        let inner = serde_json::json!({
+            "schemaVersion": 2, "annotations": {CROSSING: MARKED}, "manifests": [a, b, attests],
+        });
+        let inner = inner.to_string();
+        let mut descriptor = Written::descriptor(INDEX, &layout.blob(inner.as_bytes()));
+        descriptor["annotations"] = annotations;
+        layout.index(&[descriptor]);
+        let store = Store::open(&scratch.path().join("store")).unwrap();
+        let known = store.import_known(&layout.path).unwrap();
+        assert_eq!(known.digest, Digest::of(inner.as_bytes()));
+        assert_eq!((known.image.platforms.len(), store.layers().unwrap().len()), (1, 3));
+        known.name
+    };
+    const TAG: &str = "org.opencontainers.image.ref.name";
+    const NAME: &str = "io.containerd.image.name";
+    assert_eq!(
+        known(serde_json::json!({TAG: "7", NAME: "docker.io/shop/web:7"})).unwrap(),
+        "docker.io/shop/web:7"
+    );
+    assert_eq!(known(serde_json::json!({TAG: "web:7"})).unwrap(), "web:7");
+    assert_eq!(known(serde_json::json!({TAG: "7"})), None);
+    assert_eq!(known(serde_json::json!({})), None);
+    assert_eq!(whole_reference("web").unwrap(), "docker.io/library/web:latest");
+    assert!(whole_reference("no name").is_err());
+}
+
+#[test]
 fn a_marked_image_has_its_name_while_the_other_platforms_blobs_are_there() {
     let scratch = scratch();
     let layout = Written::new(scratch.path().join("layout"));

@@ -219,6 +219,7 @@ fn an_image_has_its_name_while_all_its_layers_are_there() {
         reference: reference.into(),
         id: None,
         platforms: Vec::new(),
+        neutral: None,
     };
     let digest = Digest::of(b"manifest");
     let both = store.name(digest.clone(), image("docker.io/library/both:1", &layers)).unwrap();
