@@ -201,23 +201,6 @@ fn lua(bed: &Bed) -> Asks {
     })
 }
 
-fn sqlite(bed: &Bed) -> Asks {
-    let mut sum = 0;
-    let mut ask = lines(bed, move |turn| {
-        if turn == 0 {
-            let begin = ".prompt \"\" \"\"\ncreate table t(x integer primary key, y);\nselect 'ready';\n";
-            return (begin.to_owned(), "ready\n".to_owned());
-        }
-        sum += turn;
-        let text = format!(
-            "insert into t values({turn}, hex(zeroblob(50))); select count(*), sum(x), sum(length(y)) from t;\n"
-        );
-        (text, format!("{turn}|{sum}|{}\n", turn * 100))
-    });
-    ask(0);
-    ask
-}
-
 /// A page that takes a server a while: lighttpd answers 65,535 requests on one connection, and no more.
 fn page() -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(11);
@@ -322,13 +305,6 @@ fn lua_of_the_base_crosses_under_load() {
         &["/usr/bin/tcpsvd", "0.0.0.0", "7000", "/usr/bin/lua", "/srv/session.lua"],
         lua,
     );
-}
-
-#[test]
-fn the_shell_of_sqlite_on_the_base_crosses_under_load() {
-    let command =
-        ["/usr/bin/tcpsvd", "0.0.0.0", "7000", "/usr/bin/sqlite3", "-batch", "-interactive", "/root/turns"];
-    crosses_under_load("sqlite", &command, sqlite);
 }
 
 /// What is sent to the gzip server, piece by piece.

@@ -41,8 +41,9 @@ pub(crate) async fn add(node: &Arc<Node>, request: api::ImageAddRequest) -> Resu
             .map_err(|why| Status::failed_precondition(format!("the image in {path} is not taken: {why}")))?;
         image.reference = reference;
         // Of an image for one platform its manifest alone may be there, where the digest is that of an index.
-        if let Some(digest) =
-            digest.as_ref().filter(|digest| **digest != found && !image.platforms.is_empty())
+        if let Some(digest) = digest
+            .as_ref()
+            .filter(|digest| **digest != found && (!image.platforms.is_empty() || image.neutral.is_some()))
         {
             return Err(Status::invalid_argument(format!(
                 "{path} has the image {found}, and {digest} was asked for; take it again"

@@ -36,9 +36,9 @@ pub const REDIS: Recipe =
 pub const LUA: Recipe =
     Recipe { package: "lua5.4", name: "both", commands: include_str!("../../base/lua/build") };
 
-/// SQLite's shell, and its `speedtest1`.
+/// SQLite's `speedtest1`.
 pub const SQLITE: Recipe =
-    Recipe { package: "sqlite3", name: "shell", commands: include_str!("../../base/sqlite/build") };
+    Recipe { package: "sqlite3", name: "speedtest1", commands: include_str!("../../base/sqlite/build") };
 
 /// lighttpd.
 pub const LIGHTTPD: Recipe =
@@ -75,7 +75,7 @@ pub struct Image {
 const BUSYBOX_PROGRAM: Placed = ("busybox_unstripped", "/bin/busybox");
 
 /// All images; the base is the first one.
-pub const IMAGES: [Image; 8] = [
+pub const IMAGES: [Image; 7] = [
     Image { name: "base", recipe: BUSYBOX, programs: &[], command: &["/bin/sh"] },
     Image {
         name: "redis",
@@ -84,12 +84,6 @@ pub const IMAGES: [Image; 8] = [
         command: &["/usr/bin/redis-server", "--protected-mode", "no"],
     },
     Image { name: "lua", recipe: LUA, programs: &[("src/lua", "/usr/bin/lua")], command: &["/usr/bin/lua"] },
-    Image {
-        name: "sqlite",
-        recipe: SQLITE,
-        programs: &[("sqlite3", "/usr/bin/sqlite3")],
-        command: &["/usr/bin/sqlite3"],
-    },
     Image {
         name: "lighttpd",
         recipe: LIGHTTPD,

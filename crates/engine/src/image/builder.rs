@@ -3,10 +3,12 @@
 //! Code generators and linker are not made for hostile input, so they get nothing to reach:
 //!
 //! ```text
-//! godwitd ── setpriv, unshare ── sh (root, in namespaces of its own) ── prlimit, setpriv ── godwit-cc ── llc, ld.lld
-//!   module: standard input          /dev/shm, /tmp: memory alone          a user that nobody is, no capability
-//!   executable: standard output     no network, no other process          limits of time, memory and files
+//! godwitd ── setpriv, unshare ── sh (root, the first process of namespaces of its own) ── chroot, setpriv ── godwit-cc ── llc, ld.lld
+//!   module: standard input          a root of /usr and the tool chain, read-only   a user that nobody is, no capability
+//!   executable: standard output     /tmp: memory alone; no network, no process     limits of time, memory and files
 //! ```
+//! The first process keeps its user, since the kernel forgets what a process is to do at its parent's end when that changes.
+//! All others end with it. In a root of its own a process may make no user namespace, in which it would have all capabilities.
 //! What comes out is as hostile as the module: who takes it looks at it as at any executable of an image.
 
 use std::ffi::OsString;
@@ -28,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(1800);
 const MOST_BYTES: u64 = 256 << 20;
 /// As much as is read of what it says, bytes.
 const MOST_SAID: u64 = 64 << 10;
-/// The namespaces that it is alone in. The kernel kills it when the thread has ended that started it.
+/// The namespaces that it is alone in. The kernel ends all of it when the thread has ended that started it, or `unshare`.
 const ALONE: [&str; 16] = [
     "setpriv",
     "--pdeathsig",
@@ -48,24 +50,35 @@ const ALONE: [&str; 16] = [
     "--",
 ];
 /// Takes the directories of the programs and of the tool chain's files, and the set. The user is of a range that nobody gives
-/// out (systemd's "Users, Groups, UIDs and GIDs"). Memory is 8 GiB for each process, the files are 2 GiB of memory.
+/// out (systemd's "Users, Groups, UIDs and GIDs"). Memory is 8 GiB for each process, the files are 2 GiB of memory; where the
+/// machine has too little, the kernel ends these processes first.
 const SCRIPT: &str = r#"
 user=1900000018
-cd /dev/shm
 mount -t tmpfs -o "nosuid,nodev,noexec,size=2g,mode=0755" godwit-modules /dev/shm
 cd /dev/shm
-mkdir bin isa tmp nothing
+mkdir tmp root root/dev root/etc root/proc root/tmp root/usr root/godwit root/godwit/bin root/godwit/isa
 chown $user:$user tmp
-mount --bind "$1" bin
-mount -o remount,bind,ro,nosuid,nodev bin
-mount --bind "$2" isa
-mount -o remount,bind,ro,nosuid,nodev,noexec isa
-for place in /tmp /var/tmp; do mount --bind tmp $place; done
-mount --bind nothing /run
-exec prlimit --cpu=1800 --as=8589934592 --nofile=256 --nproc=64 --core=0 -- \
-    setpriv --reuid $user --regid $user --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all -- \
-    env -i PATH=/usr/bin:/bin TMPDIR=/tmp GODWIT_ISA=/dev/shm/isa \
-    /dev/shm/bin/godwit-cc --from-module - --set "$3" -o -
+show() { mount --bind "$1" "$2"; mount -o "remount,bind,ro,nosuid,nodev${3-}" "$2"; }
+show /usr root/usr
+for place in bin lib lib32 lib64 sbin; do
+    if [ -L /$place ]; then
+        cp -P /$place root/$place
+    elif [ -d /$place ]; then
+        mkdir root/$place
+        show /$place root/$place
+    fi
+done
+[ ! -e /etc/ld.so.cache ] || cp /etc/ld.so.cache root/etc/
+touch root/dev/null
+mount --bind /dev/null root/dev/null
+mount -t proc -o nosuid,nodev,noexec proc root/proc
+mount --bind tmp root/tmp
+show "$1" root/godwit/bin
+show "$2" root/godwit/isa ,noexec
+mount --rbind root root
+mount -o remount,bind,ro root
+choom --adjust 1000 -- prlimit --cpu=1800 --as=8589934592 --nofile=256 --nproc=64 --core=0 -- chroot root     setpriv --reuid $user --regid $user --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all --     setsid --wait env -i PATH=/usr/bin:/bin TMPDIR=/tmp GODWIT_ISA=/godwit/isa     /godwit/bin/godwit-cc --from-module - --set "$3" -o -
+exit $?
 "#;
 
 /// Why no executable was made.
@@ -143,27 +156,24 @@ impl Builder {
         command.stdin(Stdio::from(module)).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         let building = async {
-            let (_stays, mut child) = start(command).await?;
+            let (_stays, mut child) = start(command).await.map_err(BuildError::Start)?;
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-            let made = tokio::try_join!(read(stdout, MOST_BYTES + 1), read(stderr, MOST_SAID))?;
-            // One that says or makes more than is read does not end by itself.
-            Ok::<_, io::Error>(if made.0.len() as u64 > MOST_BYTES {
-                (None, made)
-            } else {
-                (Some(child.wait().await?), made)
-            })
+            let executable = async {
+                let made = read(stdout, MOST_BYTES + 1).await.map_err(BuildError::Start)?;
+                // What makes more than is read does not end by itself.
+                if made.len() as u64 > MOST_BYTES { Err(BuildError::Large) } else { Ok(made) }
+            };
+            let words = async { read(stderr, MOST_SAID).await.map_err(BuildError::Start) };
+            let (made, said) = tokio::try_join!(executable, words)?;
+            let status = child.wait().await.map_err(BuildError::Start)?;
+            if status.success() { Ok(made) } else { Err(BuildError::Refused(words_of(&said, status))) }
         };
-        let built = tokio::time::timeout(LONGEST, building).await.map_err(|_| BuildError::Slow)?;
-        match built.map_err(BuildError::Start)? {
-            (Some(status), (made, _)) if status.success() => Ok(made),
-            (Some(status), (_, said)) => Err(BuildError::Refused(words(&said, status))),
-            (None, _) => Err(BuildError::Large),
-        }
+        tokio::time::timeout(LONGEST, building).await.unwrap_or(Err(BuildError::Slow))
     }
 }
 
 /// What it said, without what a terminal would not show as text: a module has chosen some of its words.
-fn words(said: &[u8], status: std::process::ExitStatus) -> String {
+fn words_of(said: &[u8], status: std::process::ExitStatus) -> String {
     let said = String::from_utf8_lossy(said);
     let shown: String = said.trim().chars().filter(|c| *c == '\n' || !c.is_control()).take(1000).collect();
     if shown.is_empty() { format!("nothing ({status})") } else { shown.replace('\n', "; ") }
@@ -206,9 +216,10 @@ mod tests {
     async fn it_reads_the_module_writes_the_executable_and_reaches_nothing_else() {
         let said = built(
             "echo \"$*\"; cat; echo; id -u; id -G; grep -E 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status
-             ls /proc | grep -c '^[0-9]'; cat /proc/net/dev | grep -c :; ls /run /tmp | wc -l
-             touch /tmp/own && echo may || echo not; touch /dev/shm/isa/x 2>/dev/null && echo may || echo not
+             ls /proc | grep -c '^[0-9]'; cat /proc/net/dev | grep -c :; ls /run /tmp 2>/dev/null | wc -l
+             touch /tmp/own && echo may || echo not; touch /godwit/isa/x 2>/dev/null && echo may || echo not
              touch /var/lib/x /etc/x /x 2>/dev/null && echo may || echo not; cat /etc/shadow 2>/dev/null || echo not
+             unshare --user --map-root-user true 2>/dev/null && echo may || echo not; ls -d /var /root /home /sys 2>/dev/null || echo not
              env | cut -d= -f1 | sort | tr '\\n' ' '",
         );
         let said = said.await.unwrap();
@@ -226,8 +237,8 @@ mod tests {
         // Itself and its shell, the loopback alone, and nobody's files.
         let counts: Vec<u32> = lines[rest - 3..rest].iter().map(|line| line.parse().unwrap()).collect();
         assert!(counts[0] <= 4 && counts[1] == 1 && counts[2] <= 3, "{said}");
-        assert_eq!(lines[rest..rest + 4], ["may", "not", "not", "not"], "{said}");
-        assert!(lines[rest + 4].starts_with("GODWIT_ISA") && !said.contains("CARGO"), "{said}");
+        assert_eq!(lines[rest..rest + 6], ["may", "not", "not", "not", "not", "not"], "{said}");
+        assert!(lines[rest + 6].starts_with("GODWIT_ISA") && !said.contains("CARGO"), "{said}");
     }
 
     #[tokio::test]
@@ -236,8 +247,34 @@ mod tests {
         assert_eq!(refused.to_string(), "godwit-cc says: no [2Jmodule");
         let silent = built("exit 3").await.unwrap_err();
         assert!(silent.to_string().contains("nothing (exit status: 3)"), "{silent}");
-        let large = built("exec cat /dev/zero").await.unwrap_err();
+        let large = built("exec yes").await.unwrap_err();
         assert!(matches!(large, BuildError::Large), "{large}");
+    }
+
+    /// Whether a process has this word in its command.
+    fn runs(word: &str) -> bool {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let commands = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+        commands
+            .into_iter()
+            .any(|command| command.split(|byte| *byte == 0).any(|found| found == word.as_bytes()))
+    }
+
+    #[tokio::test]
+    async fn nothing_of_it_outlives_a_build_that_is_ended() {
+        // It holds on to life: not the pipe's end, and not its session's, ends it.
+        const SLEEP: &str = "100017";
+        let script = format!(
+            "trap '' PIPE HUP TERM; (setsid sleep {SLEEP} &); yes | head -c 270000000; sleep {SLEEP}"
+        );
+        let large = built(&script).await.unwrap_err();
+        assert!(matches!(large, BuildError::Large), "{large}");
+        let ending = async {
+            while runs(SLEEP) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), ending).await.expect("all of it to end");
     }
 
     #[test]

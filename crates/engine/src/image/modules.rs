@@ -191,7 +191,12 @@ fn described(blobs: &[Descriptor]) -> Result<Vec<(Module, &Descriptor)>, Archive
         let refused = |reason| Err(ArchiveFault::Module { path: path.clone(), reason });
         let below = path.strip_prefix('/').unwrap_or_default().as_bytes();
         let is_shortest = !below.is_empty() && below.split(|byte| *byte == b'/').all(|part| !part.is_empty());
-        if !is_shortest || beneath::check_path(below).is_err() {
+        // Messages name it.
+        let is_text = !path.chars().any(|c| {
+            c.is_control()
+                || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        });
+        if !is_shortest || !is_text || beneath::check_path(below).is_err() {
             return refused("it does not say of which program it is");
         }
         if blob.media_type().to_string() != MODULE_TYPE {
