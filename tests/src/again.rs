@@ -11,7 +11,7 @@ use godwit_isa_programs::{
 };
 use godwit_lab::workload::Preset;
 
-use crate::{Bed, ledger, tier, wait_for_within};
+use crate::{Bed, ledger, machines::PATIENCE, tier, wait_for_within};
 
 /// How long a run of a plain build may take, also an emulated one.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -121,7 +121,11 @@ impl Group {
 
     /// How many hundred runs of each of its programs there were.
     fn hundreds(&self, bed: &Bed, node: &str) -> Vec<usize> {
-        let log = bed.done(node, &["logs", &self.name]);
+        // The one who asked for a move hears of its end before an emulated destination has it in its books.
+        let log = wait_for_within(PATIENCE, &format!("the log of {} on {node}", self.name), || {
+            let said = bed.godwit(node, &["logs", &self.name]);
+            (said.code == 0).then_some(said.stdout)
+        });
         assert!(!log.contains("wrong"), "{log}");
         let of = |program: &Program| {
             let ending = format!(" runs of /bin/{}", program.name);
