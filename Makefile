@@ -220,7 +220,7 @@ demo: setup release ## move a Redis with 200 MB and a busy client from one node 
 
 # Packages for the machine are made when something has changed that goes into them.
 FOR_ARM64 := $(PACKAGES)/arm64.made
-$(FOR_ARM64): $(shell git ls-files Cargo.toml Cargo.lock crates isa packaging scripts 2>/dev/null)
+$(FOR_ARM64): $(wildcard $(shell git ls-files Cargo.toml Cargo.lock crates isa packaging scripts 2>/dev/null))
 	@$(MAKE) --no-print-directory packages-arm64
 	@touch $@
 
