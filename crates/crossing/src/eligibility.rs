@@ -48,7 +48,7 @@ pub struct Area {
 pub enum Owner {
     /// The kernel, for its own: vDSO, vvar, vsyscall.
     Kernel,
-    /// The kernel, as the first stack, with arguments and environment.
+    /// The kernel, as the first stack, with arguments and environment; or what the kernel was told is that.
     FirstStack,
     /// The program.
     Program,
@@ -124,11 +124,9 @@ fn fits(area: &Area, target: &Executable, address_end: u64) -> Result<(), Cause>
     if range.end > address_end {
         return Err(Cause::TaskSize { address: range.start, end: address_end });
     }
-    let has_place = match owner {
-        // It stays as it is, so it must not reach into what the target's executable maps.
-        Owner::FirstStack => is_of_first_stack(range),
-        Owner::Kernel | Owner::Program => is_of_plan(range),
-    };
+    // A first stack stays as it is, so it must not reach into what the target's executable maps. A process that has given
+    // it up has told the kernel that the main thread's native stack is its stack.
+    let has_place = is_of_plan(range) || *owner == Owner::FirstStack && is_of_first_stack(range);
     if has_place { Ok(()) } else { Err(Cause::Outside(range.clone())) }
 }
 
@@ -212,6 +210,15 @@ mod tests {
     #[test]
     fn a_process_of_the_plan_may_go() {
         assert_eq!(eligibility(&[process()], PAGE, &target()), Ok(()));
+    }
+
+    #[test]
+    fn the_stack_is_the_kernels_or_the_main_threads_own() {
+        let mut process = process();
+        process.areas[4].range = Slot::MAIN.quarter(Quarter::NativeStack);
+        assert_eq!(eligibility(&[process.clone()], PAGE, &target()), Ok(()));
+        process.areas[4].range.start -= PAGE;
+        assert!(eligibility(&[process], PAGE, &target()).is_err());
     }
 
     #[test]

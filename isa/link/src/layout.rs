@@ -227,8 +227,10 @@ impl Layout {
                 line(script, format_args!("    __stop_{name} = .;"));
             }
         }
-        if region == Region::Zeros {
-            script.push_str("    . = ALIGN(16);\n    __gw_neutral_data_end = .;\n");
+        match region {
+            Region::Text => script.push_str("    __gw_text_end = .;\n"),
+            Region::Zeros => script.push_str("    . = ALIGN(16);\n    __gw_neutral_data_end = .;\n"),
+            Region::ReadOnly | Region::Data => {}
         }
         line(script, format_args!("  }} :{segment}"));
     }

@@ -21,7 +21,7 @@ extern const uint64_t __gw_site_count;
 extern const char __gw_tls_image[];
 extern const uint64_t __gw_tls_image_size, __gw_tls_size;
 extern const uint8_t __gw_build_identity[32];
-extern char __gw_neutral_data_begin[], __gw_neutral_bss_begin[], __gw_neutral_data_end[];
+extern char __gw_text_end[], __gw_neutral_data_begin[], __gw_neutral_bss_begin[], __gw_neutral_data_end[];
 
 // What the GODWIT_STATE_ variables ask for.
 struct gw_settings {
@@ -65,6 +65,27 @@ extern uint32_t gw_process; // the kernel's number
 long gw_call_next(void *unused);
 uint64_t gw_frame_bytes(const struct gw_thread *thread);
 void gw_drop_spill(uint32_t slot);
+
+// arguments.c
+struct gw_first_stack {
+    uint64_t begin, end; // from what the kernel has put on it; no end: none was found
+    int argc;
+    char **argv;
+    char **envp;
+    unsigned long *auxv;
+};
+// What the program's main gets, all in neutral memory. The strings are in one piece: arguments, variables, end.
+struct gw_arguments {
+    int argc;
+    char **argv;
+    char **envp;
+    unsigned long *auxv;
+    char *strings, *variables, *end;
+};
+void gw_find_first_stack(long *kernel_stack, struct gw_first_stack *stack);
+void gw_copy_arguments(struct gw_thread *thread, const struct gw_first_stack *stack, uint64_t variables,
+                       struct gw_arguments *copies);
+void gw_give_up_first_stack(const struct gw_first_stack *stack, const struct gw_arguments *copies);
 
 // start.c: runs a thread until its function returns, with the stops in between.
 long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *), void *argument);
@@ -141,6 +162,7 @@ void gw_hold_requests(void);
 void gw_let_requests_through(void);
 
 // SET/entry.S: what the kernel has the address of. They are the same on every set (isa/ABI.md, section 3).
+void gw_entry_resume(void);
 void gw_entry_request(int signal, void *information, void *context);
 void gw_entry_signal(int signal, void *information, void *context);
 void gw_entry_return(void);

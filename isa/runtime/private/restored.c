@@ -17,9 +17,9 @@ static void refuse_if(const char *why) {
         gw_fail(why, came, 0);
 }
 
-// Can it be read and written? The kernel takes a set of signals from the page, all of which are blocked already, and adds
-// zero to a word there. The first of them also waits for a page that is still to come (userfaultfd), which the second does
-// not.
+// Can it be read and written? The kernel takes a set of signals from the page, all of which are blocked already, and
+// adds zero to a word there. The first of them also waits for a page that is still to come (userfaultfd), which the
+// second does not.
 static int is_accessible(uint64_t page) {
     enum { SIG_BLOCK = 0, SIGNAL_SET_BYTES = 8 };
     const long add_zero = 1L << 28;

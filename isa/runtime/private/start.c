@@ -1,38 +1,21 @@
 // The life of a process: it begins at _start (entry.S), which calls gw_start here on the kernel's stack.
 //
-//     settings from the environment → slot of the main thread → first contents, or those of a state
-//        → run on the slot's native stack until the program ends or everything has returned early
+//     slot of the main thread → settings from the environment → first contents, or those of a state
+//        → on the slot's native stack: run until the program ends or everything has returned early
 //        → in the latter case: park (world.c), and go on when that is over
 #include "private.h"
 
-enum {
-    AT_NULL = 0,
-    AT_PAGESZ = 6,
-    AT_UID = 11,
-    AT_EGID = 14,
-    AT_CLKTCK = 17,
-    AT_SECURE = 23,
-    AT_RANDOM = 25,
-    AT_EXECFN = 31
-};
-enum { RANDOM_BYTES = 16 };
 // How much of the native stack is overwritten between two turns: more than a chain of small calls uses.
 enum { POISONED = 128 << 10 };
 
 struct gw_settings gw_settings;
+static struct gw_first_stack first_stack;
+static struct gw_arguments arguments;
 
 int __gw_main(int argc, char **argv, char **envp, const unsigned long *auxv);
 
 _Noreturn void gw_start(long *kernel_stack);
 long gw_on_stack(void *top, long (*function)(void *), void *argument);
-
-// What the program's main gets, all in neutral memory.
-struct arguments {
-    int argc;
-    char **argv;
-    char **envp;
-    unsigned long *auxv;
-};
 
 // The value of a variable "NAME=value" if its name is this one.
 static const char *value_of(const char *variable, const char *name) {
@@ -86,25 +69,6 @@ static int take_setting(const char *variable) {
     return 1;
 }
 
-// Room on the data stack, which grows down.
-static void *reserve(struct gw_thread *thread, uint64_t bytes) {
-    thread->data_stack -= (bytes + 15) & ~15UL;
-    return thread->data_stack;
-}
-
-static char *copy_string(struct gw_thread *thread, const char *string) {
-    uint64_t bytes = gw_string_length(string) + 1;
-    return __builtin_memcpy(reserve(thread, bytes), string, bytes);
-}
-
-static char **copy_strings(struct gw_thread *thread, char **strings, uint64_t count) {
-    char **copies = reserve(thread, (count + 1) * sizeof *copies);
-    for (uint64_t i = 0; i < count; i++)
-        copies[i] = copy_string(thread, strings[i]);
-    copies[count] = 0;
-    return copies;
-}
-
 // Moves what the program may see of its environment to the front; says how many that are.
 static uint64_t take_settings(char **envp) {
     uint64_t kept = 0;
@@ -114,45 +78,7 @@ static uint64_t take_settings(char **envp) {
     return kept;
 }
 
-static unsigned long *copy_auxv(struct gw_thread *thread, const unsigned long *auxv) {
-    unsigned long entries = 0;
-    while (auxv[2 * entries] != AT_NULL)
-        entries++;
-    unsigned long *copies = reserve(thread, (entries + 1) * 2 * sizeof *copies);
-    unsigned long *next = copies;
-    for (unsigned long i = 0; i < entries; i++) {
-        unsigned long type = auxv[2 * i];
-        unsigned long value = auxv[2 * i + 1];
-        if (type == AT_RANDOM)
-            value = (unsigned long)__builtin_memcpy(reserve(thread, RANDOM_BYTES), (const void *)value, RANDOM_BYTES);
-        else if (type == AT_EXECFN)
-            value = (unsigned long)copy_string(thread, (const char *)value);
-        else if (type == AT_PAGESZ)
-            value = GW_PAGE;
-        else if (type != AT_SECURE && type != AT_CLKTCK && !(type >= AT_UID && type <= AT_EGID))
-            continue;
-        *next++ = type;
-        *next++ = value;
-    }
-    next[0] = next[1] = AT_NULL;
-    return copies;
-}
-
-static void first_contents(struct gw_thread *thread, struct arguments *arguments, long *kernel_stack) {
-    long argc = kernel_stack[0];
-    char **argv = (char **)(kernel_stack + 1);
-    char **envp = argv + argc + 1;
-    uint64_t variables = 0;
-    while (envp[variables])
-        variables++;
-    const unsigned long *auxv = (const unsigned long *)(envp + variables + 1);
-    variables = take_settings(envp);
-    envp[variables] = 0;
-    gw_settings.environment = envp;
-    // A state brings its own; what it has no bytes for must stay zero.
-    if (gw_settings.resume)
-        return;
-
+static void first_contents(struct gw_thread *thread, const struct gw_first_stack *stack, uint64_t variables) {
     thread->self = thread;
     thread->slot = 0;
     thread->continuation = (char *)gw_quarter_begin(0, GW_CONTINUATION);
@@ -160,16 +86,12 @@ static void first_contents(struct gw_thread *thread, struct arguments *arguments
     if (__gw_tls_size > (uintptr_t)gw_signals_of(thread) - (uintptr_t)thread - GW_TLS_OFFSET)
         gw_fail("the thread-local variables are larger than a thread's slot", 0, 0);
     __builtin_memcpy((char *)thread + GW_TLS_OFFSET, __gw_tls_image, __gw_tls_image_size);
-
-    arguments->argc = (int)argc;
-    arguments->argv = copy_strings(thread, argv, (uint64_t)argc);
-    arguments->envp = copy_strings(thread, envp, variables);
-    arguments->auxv = copy_auxv(thread, auxv);
+    gw_copy_arguments(thread, stack, variables, &arguments);
 }
 
-static long call_main(void *argument) {
-    const struct arguments *a = argument;
-    return __gw_main(a->argc, a->argv, a->envp, a->auxv);
+static long call_main(void *unused) {
+    (void)unused;
+    return __gw_main(arguments.argc, arguments.argv, arguments.envp, arguments.auxv);
 }
 
 long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *), void *argument) {
@@ -196,14 +118,14 @@ long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *),
     }
 }
 
-_Noreturn void gw_start(long *kernel_stack) {
-    struct gw_thread *thread = gw_thread_of_slot(0);
-    struct arguments arguments;
-    gw_map_slot(0);
-    long error = gw_set_thread_pointer(thread);
-    if (error != 0)
-        gw_fail("cannot set the thread pointer", 0, error);
-    first_contents(thread, &arguments, kernel_stack);
+// On the native stack of the main thread's slot, as it is after a rest.
+static long begin(void *unused) {
+    (void)unused;
+    struct gw_thread *thread = gw_this_thread();
+    const struct gw_settings *set = &gw_settings;
+    // Words of the settings are still on it.
+    if (!set->save && !set->resume && !set->messages && !set->next)
+        gw_give_up_first_stack(&first_stack, &arguments);
     if (gw_settings.save)
         gw_note_inherited_descriptors();
 
@@ -224,5 +146,23 @@ _Noreturn void gw_start(long *kernel_stack) {
         if (thread->state == GW_IDLE)
             gw_end_thread(thread, 0);
     }
-    gw_exit((int)gw_run(thread, (char *)gw_quarter_end(0, GW_NATIVE_STACK), function, &arguments));
+    char *stack_top = (char *)gw_quarter_end(0, GW_NATIVE_STACK) - GW_RUNTIME_STACK;
+    gw_exit((int)gw_run(thread, stack_top, function, 0));
+}
+
+_Noreturn void gw_start(long *kernel_stack) {
+    struct gw_thread *thread = gw_thread_of_slot(0);
+    gw_map_slot(0);
+    long error = gw_set_thread_pointer(thread);
+    if (error != 0)
+        gw_fail("cannot set the thread pointer", 0, error);
+    gw_find_first_stack(kernel_stack, &first_stack);
+    uint64_t variables = take_settings(first_stack.envp);
+    first_stack.envp[variables] = 0;
+    gw_settings.environment = first_stack.envp;
+    // A state brings its own; what it has no bytes for must stay zero.
+    if (!gw_settings.resume)
+        first_contents(thread, &first_stack, variables);
+    (void)gw_on_stack((char *)gw_quarter_end(0, GW_NATIVE_STACK), begin, 0);
+    __builtin_unreachable();
 }

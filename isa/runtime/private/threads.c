@@ -34,8 +34,8 @@ void gw_map_slot(uint32_t slot) {
                               MAP_PRIVATE_ANONYMOUS_FIXED_NORESERVE, -1, 0);
         if (result != (long)begin)
             gw_fail("cannot map a thread's stacks", 0, result);
-        // Of each a few pages are used: a huge one would be 2 MB that move with the process. A kernel without huge pages
-        // knows no such advice.
+        // Of each a few pages are used: a huge one would be 2 MB that move with the process. A kernel without huge
+        // pages knows no such advice.
         long error = gw_call(GW_NR_madvise, (long)begin, (long)length, MADV_NOHUGEPAGE, 0, 0, 0);
         if (error != 0 && error != -EINVAL)
             gw_fail("cannot keep huge pages from a thread's stacks", 0, error);

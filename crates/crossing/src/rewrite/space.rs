@@ -41,7 +41,7 @@ pub(super) fn all_known(areas: &[MappedArea<'_>]) -> Result<(), Cause> {
 /// the process is restored (`prctl_set_mm_map` of `kernel/sys.c`).
 pub(super) fn bounds_fit(stack: u64, bounds: &KernelBounds, address_end: u64) -> Result<(), Cause> {
     let KernelBounds { heap, arguments, environment } = bounds;
-    // A program can have its arguments elsewhere (`PR_SET_MM`), in memory that goes along.
+    // The runtime has them on the main thread's data stack; a program can have them elsewhere (`PR_SET_MM`).
     let goes_along = |range: &Range<u64>| {
         let is_variable = DATA.start <= range.start && range.end <= DATA.end;
         is_of_first_stack(range) || is_variable || is_of_plan(range)
@@ -50,7 +50,7 @@ pub(super) fn bounds_fit(stack: u64, bounds: &KernelBounds, address_end: u64) ->
     let is_heap = |range: &Range<u64>| DATA.end <= range.start && range.end <= HEAP.start;
     let stack = stack..stack.saturating_add(1);
     for (what, range, has_place) in [
-        ("first stack", &stack, is_of_first_stack(&stack)),
+        ("first stack", &stack, is_of_first_stack(&stack) || is_of_plan(&stack)),
         ("list of arguments", arguments, goes_along(arguments)),
         ("environment", environment, goes_along(environment)),
         ("heap of the kernel's", heap, is_heap(heap)),

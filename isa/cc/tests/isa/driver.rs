@@ -47,6 +47,25 @@ fn a_program_has_an_index_and_an_executable_for_each_set() {
     assert!(index.contains("# executable: aarch64 hello.aarch64\n"), "{index}");
 }
 
+/// What ends where the smallest address spaces end can go on everywhere.
+#[test]
+fn a_program_has_its_arguments_in_one_piece_and_no_stack_of_the_kernels() {
+    let directory = scratch();
+    let source = isa().join("cc/tests/programs/arguments.c");
+    succeed(cc(directory.path()).args(["-O2", "-Wall", "-Werror", "-o", "arguments"]).arg(source));
+    let program = directory.path().join("arguments");
+    // QEMU's user mode does not let a program tell the kernel where its arguments are.
+    let holds = |setting: Option<&str>, stack| {
+        let mut command = executable(&program, "x86_64", &[]);
+        command.args([stack, "two words", "last"]).env_clear().envs([("A", "1"), ("B", "2")]);
+        command.envs(setting.map(|name| (name, "/nowhere")));
+        assert_eq!(outcome(&mut command), ("all checks hold\n".to_owned(), Some(0)), "{setting:?}");
+    };
+    holds(None, "");
+    // What the runtime is told by name is on the kernel's stack.
+    holds(Some("GODWIT_STATE_SAVE"), "stack");
+}
+
 #[test]
 fn a_probe_is_one_executable_for_this_machine() {
     let directory = scratch();
