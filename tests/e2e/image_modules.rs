@@ -7,7 +7,10 @@ use std::process::Command;
 
 use godwit_crossing::Binding;
 use godwit_tests::Bed;
+use godwit_tests::hold::Points;
 use godwit_tests::ledger::{ADDRESS, Client, NAME, PORT, program_with};
+use godwit_tests::victim::Attempt;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::registry::{Registry, digest_of};
@@ -99,10 +102,42 @@ fn an_executable_that_is_made_of_a_module_is_the_one_that_was_built_at_once() {
     client.asks().unwrap();
     let there: Value = bed.json("b", &["inspect", NAME]);
     assert_eq!(there["platforms"], service["platforms"]);
-    // All of it goes with the image, but for its former index, which is of none any more.
+    // All of it goes with the image, its former index, too.
     bed.done("a", &["image", "rm", &pulled]);
-    assert_eq!(bed.done("a", &["image", "prune"]).lines().count(), 1);
     assert_eq!(bed.done("a", &["image", "ls", "--layers", "-q"]), "");
+}
+
+#[test]
+fn a_service_that_is_busy_while_its_image_grows_gets_the_platform_by_the_same_command() {
+    const HELD: &str = "destination.prepared";
+    let mut points = None;
+    let bed = Bed::up_with("busy-modules", |config| points = Some(Points::among(config, &[HELD])));
+    let points = points.unwrap();
+    let program = program_with(&bed, "ledger", &["--save-module"]);
+    let (archive, _) = packed(&bed, &program, &[OWN]);
+    bed.done("a", &["image", "import", archive.to_str().unwrap()]);
+    let address = ADDRESS.to_string();
+    bed.done("a", &["run", "--name", NAME, "--ip", &address, IMAGE]);
+    // All of an image whose service runs stays, also what no service has.
+    assert_eq!(bed.done("a", &["image", "prune"]), "");
+    assert_eq!(shown(&bed, IMAGE)["modules"][0]["path"], "/bin/ledger");
+
+    let attempt = Attempt::held(&points, HELD, || Attempt::begin(&bed, NAME, "a", "b", &[]));
+    let added = add(&bed, IMAGE);
+    let words = format!("{NAME} does not have the platform yet");
+    assert!(
+        added.code == 1 && added.stderr.contains(&words) && added.stdout.starts_with(WHOLE),
+        "{added:?}"
+    );
+    attempt.signal(Signal::INT);
+    points.let_go(HELD);
+    attempt.kept_with(130);
+    let platforms = || bed.json::<Value>("a", &["inspect", NAME])["platforms"].as_array().unwrap().len();
+    assert_eq!(platforms(), 0);
+    assert_eq!(add(&bed, IMAGE).code, 0);
+    assert_eq!(platforms(), 2);
+    let again = add(&bed, IMAGE);
+    assert!(again.code == 1 && again.stderr.contains("already"), "{again:?}");
 }
 
 /// Gives a program another module or tool chain: what it is bound by, and its executables say so.

@@ -77,6 +77,9 @@ async fn a_platform_is_added_by_any_of_its_names() {
         let added = fake.run(&["image", "add-platform", "ledger:1", platform]).await;
         assert_eq!(added.stdout, format!("docker.io/library/ledger:1@sha256:{digest}\n"), "{added:?}");
     }
+    let busy = fake.run(&["image", "add-platform", "busy:1", "arm64"]).await;
+    let words = "web does not have the platform yet";
+    assert!(busy.code == 1 && busy.stderr.contains(words) && busy.stdout.contains("busy:1@"), "{busy:?}");
     let there = fake.run(&["image", "add-platform", "ledger:1", "amd64"]).await;
     assert!(there.code == 1 && there.stderr.contains("is for linux/amd64 already"), "{there:?}");
     let unknown = fake.run(&["image", "add-platform", "ledger:1", "riscv64"]).await;

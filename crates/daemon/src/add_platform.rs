@@ -8,16 +8,21 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
+use std::mem;
 use std::sync::Arc;
 
 use godwit_api::v1 as api;
 use godwit_crossing::{Program, Set};
 use godwit_engine::image::{
-    Builder, Digest, ImageError, Module, NamedImage, Neutral, PlatformLayers, Store, architecture_of,
+    Builder, Digest, ImageError, LONGEST_BUILD, Module, NamedImage, PlatformLayers, Store, architecture_of,
     machine_of,
 };
+use godwit_isa_plan::image::MOST_EXECUTABLES;
 use godwit_migration::{Service, error_chain};
 use godwit_pack::{Blob, Documents, Grown};
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 use crate::images::shown_one;
@@ -28,11 +33,15 @@ use crate::status::{internal, invalid, status};
 /// Permissions of an executable of an image.
 const MODE: u32 = 0o100_755;
 
-/// Makes the executables of an image for a platform, and notes the image with them.
+/// One image at a time: executables are made in gigabytes of memory.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// Makes the executables of an image for a platform, and notes the image with them. Where it has them already, services that
+/// run it get the platform.
 pub(crate) async fn add_platform(
     node: &Arc<Node>,
     request: api::ImageAddPlatformRequest,
-) -> Result<api::Image, Status> {
+) -> Result<api::ImageAddPlatformResponse, Status> {
     let api::ImageAddPlatformRequest { reference, architecture } = request;
     let machine = machine_of(architecture_of(&architecture))
         .and_then(|machine| Set::ALL.into_iter().find(|set| set.name() == machine));
@@ -41,74 +50,121 @@ pub(crate) async fn add_platform(
             "{architecture:?} is no platform that godwit-cc builds for; write amd64 or arm64"
         ))
     })?;
-    let store = Arc::clone(&node.local().store);
-    // What it is made from stays, and what is made until it is noted.
-    let _hold = store.hold();
-    let image = wanted(node, &store, &reference, set).await?;
-    let neutral = image.image.neutral.clone().ok_or_else(|| {
+    let until = Instant::now() + LONGEST_BUILD;
+    let _turn = timeout_at(until, TURN.lock()).await.map_err(|_| {
+        Status::resource_exhausted(format!(
+            "node {} makes executables of other images, one image at a time; repeat the command later",
+            node.name
+        ))
+    })?;
+    let image = image(node, &reference).await?;
+    let is_there = machine_of(&image.image.architecture) == Some(set.name())
+        || image.image.platforms.iter().any(|one| one.machine == set.name());
+    if is_there {
+        let told = tell_services(node, &image, set).await?;
+        return match told {
+            Told { with, left_out } if with == 0 && left_out.is_empty() => Err(Status::already_exists(
+                format!("image {reference} is for linux/{} already", architecture_of(set.name())),
+            )),
+            Told { left_out, .. } => answer(node, image, left_out).await,
+        };
+    }
+    let executables = executables(node, &image, set, until).await?;
+    // What has begun is done, also where the client has gone.
+    let named = spawn_blocking({
+        let store = Arc::clone(&node.local().store);
+        move || {
+            // What it is made from stays, and what is made until it is noted.
+            let _hold = store.hold();
+            grown(&store, &image, set, &executables)
+        }
+    });
+    let named = named.await.map_err(internal)??;
+    let Told { left_out, .. } = tell_services(node, &named, set).await?;
+    answer(node, named, left_out).await
+}
+
+async fn answer(
+    node: &Arc<Node>,
+    named: NamedImage,
+    left_out: Vec<String>,
+) -> Result<api::ImageAddPlatformResponse, Status> {
+    Ok(api::ImageAddPlatformResponse { image: Some(shown_one(node, named).await?), left_out })
+}
+
+/// The image that a reference stands for.
+async fn image(node: &Arc<Node>, reference: &str) -> Result<NamedImage, Status> {
+    let (store, name) = (Arc::clone(&node.local().store), reference.to_owned());
+    let named = spawn_blocking(move || store.named(&name)).await.map_err(internal)?;
+    named.map_err(internal)?.ok_or_else(|| {
+        Status::not_found(format!(
+            "node {} has no image {reference}; `godwit pull` or `godwit image import` brings it",
+            node.name
+        ))
+    })
+}
+
+/// The executables of all programs of an image for a set, by their paths.
+async fn executables(
+    node: &Arc<Node>,
+    image: &NamedImage,
+    set: Set,
+    until: Instant,
+) -> Result<BTreeMap<String, Vec<u8>>, Status> {
+    let reference = &image.image.reference;
+    let neutral = image.image.neutral.as_ref().ok_or_else(|| {
         Status::failed_precondition(format!(
             "image {reference} has no neutral modules: pack it with `godwit image pack --modules`, of programs that were built with `godwit-cc --save-module`, and pull or import it"
         ))
     })?;
     let builder = Builder::find().map_err(|error| status(Status::failed_precondition, &error))?;
     let mut executables = BTreeMap::new();
+    let mut bytes = 0;
     for module in &neutral.modules {
-        executables.insert(module.path.clone(), built(node, &store, &builder, module, set).await?);
+        let executable = built(node, &builder, module, set, until).await?;
+        bytes += executable.len() as u64;
+        if bytes > MOST_EXECUTABLES {
+            return Err(Status::failed_precondition(format!(
+                "the executables of image {reference} have more than {} MiB together, the most that an image may have",
+                MOST_EXECUTABLES >> 20
+            )));
+        }
+        executables.insert(module.path.clone(), executable);
     }
-    let named = tokio::task::spawn_blocking({
-        let (store, image) = (Arc::clone(&store), image.clone());
-        move || grown(&store, &image, &neutral, set, &executables)
-    });
-    let named = named.await.map_err(internal)??;
-    tell_services(node, &named, set).await?;
-    shown_one(node, named).await
-}
-
-/// The image of a reference, which is not for the set.
-async fn wanted(
-    node: &Arc<Node>,
-    store: &Arc<Store>,
-    reference: &str,
-    set: Set,
-) -> Result<NamedImage, Status> {
-    let (store, reference) = (Arc::clone(store), reference.to_owned());
-    let name = reference.clone();
-    let named = tokio::task::spawn_blocking(move || store.named(&name)).await.map_err(internal)?;
-    let named = named.map_err(internal)?.ok_or_else(|| {
-        Status::not_found(format!(
-            "node {} has no image {reference}; `godwit pull` or `godwit image import` brings it",
-            node.name
-        ))
-    })?;
-    let own = machine_of(&named.image.architecture);
-    let is_there =
-        own == Some(set.name()) || named.image.platforms.iter().any(|one| one.machine == set.name());
-    if is_there {
-        let architecture = architecture_of(set.name());
-        return Err(Status::already_exists(format!("image {reference} is for linux/{architecture} already")));
-    }
-    Ok(named)
+    Ok(executables)
 }
 
 /// The executable of a module for a set.
 async fn built(
     node: &Arc<Node>,
-    store: &Arc<Store>,
     builder: &Builder,
     module: &Module,
     set: Set,
+    until: Instant,
 ) -> Result<Vec<u8>, Status> {
-    let path = &module.path;
-    let (file, _) = store.open_blob(&module.digest).map_err(internal)?;
-    let made = builder.build(file, set.name()).await;
+    let opened = spawn_blocking({
+        let (store, digest) = (Arc::clone(&node.local().store), module.digest.clone());
+        move || store.open_blob(&digest)
+    });
+    let (file, _) = opened.await.map_err(internal)?.map_err(internal)?;
+    let made = builder.build(file, set.name(), until).await;
     let bytes = made.map_err(|error| {
         Status::failed_precondition(format!(
-            "no executable for {} is made of the neutral module of {path}: {}",
+            "no executable for {} is made of the neutral module of {}: {}",
             architecture_of(set.name()),
+            module.path,
             error_chain(&error)
         ))
     })?;
-    let program = Program::decode(&bytes, MODE).map_err(|error| {
+    let (name, module) = (node.name.clone(), module.clone());
+    let checked = spawn_blocking(move || checked(&name.to_string(), &module, set, &bytes).map(|()| bytes));
+    checked.await.map_err(internal)?
+}
+
+/// Looks whether an executable is what the image's module says.
+fn checked(node: &str, module: &Module, set: Set, bytes: &[u8]) -> Result<(), Status> {
+    let path = &module.path;
+    let program = Program::decode(bytes, MODE).map_err(|error| {
         Status::failed_precondition(format!(
             "what godwit-cc has made of the neutral module of {path} is refused: {error}"
         ))
@@ -122,25 +178,34 @@ async fn built(
     }
     if found != wanted {
         return Err(Status::failed_precondition(format!(
-            "no executable for {} is made of the neutral module of {path}: its identity would be {}, and the image's is {}. The tool chain of node {} is not the one that the image was built by: add the platform on a node that has that one, or build the image anew",
+            "no executable for {} is made of the neutral module of {path}: its identity would be {}, and the image's is {}. The tool chain of node {node} is not the one that the image was built by: add the platform on a node that has that one, or build the image anew",
             architecture_of(set.name()),
             hex(&found),
             hex(&wanted),
-            node.name
         )));
     }
-    Ok(bytes)
+    Ok(())
 }
 
 /// The image with these executables, under its new digest.
 fn grown(
     store: &Store,
     named: &NamedImage,
-    neutral: &Neutral,
     set: Set,
     executables: &BTreeMap<String, Vec<u8>>,
 ) -> Result<NamedImage, Status> {
     let mut image = named.image.clone();
+    let reference = image.reference.clone();
+    let other = || {
+        Status::aborted(format!(
+            "{reference} stands for another image since the executables were begun: it was pulled, imported or removed meanwhile; repeat the command"
+        ))
+    };
+    // Held by now, all of it stays if it is still there.
+    if store.named(&reference).map_err(internal)?.as_ref() != Some(named) {
+        return Err(other());
+    }
+    let Some(neutral) = &mut image.neutral else { return Err(other()) };
     let paths: Vec<&str> = neutral.modules.iter().map(|module| module.path.as_str()).collect();
     let stay = image.layers.iter().map(|layer| store.has_only(layer, &paths).map(|only| !only));
     let stay = stay.collect::<Result<Vec<_>, ImageError>>().map_err(internal)?;
@@ -164,11 +229,11 @@ fn grown(
         layers,
         id: Some(digest(&configuration)?),
     });
-    if let Some(neutral) = &mut image.neutral {
-        neutral.documents.index = digest(&index)?;
-        neutral.documents.further.extend([digest(&manifest)?, digest(&configuration)?]);
-    }
-    store.name(digest(&index)?, image).map_err(internal)
+    let documents = &mut neutral.documents;
+    // The former index goes with the image.
+    let former = mem::replace(&mut documents.index, digest(&index)?);
+    documents.further.extend([former, digest(&manifest)?, digest(&configuration)?]);
+    store.rename(named, digest(&index)?, image).map_err(internal)?.ok_or_else(other)
 }
 
 fn keep(store: &Store, blob: &Blob) -> Result<(), Status> {
@@ -183,36 +248,44 @@ fn keep(store: &Store, blob: &Blob) -> Result<(), Status> {
     Ok(())
 }
 
+/// Which services got the platform of their image.
+#[derive(Default)]
+struct Told {
+    /// How many.
+    with: usize,
+    /// Those that something else is done to.
+    left_out: Vec<String>,
+}
+
 /// Services of this node that run the image can cross, too.
-async fn tell_services(node: &Arc<Node>, named: &NamedImage, set: Set) -> Result<(), Status> {
+async fn tell_services(node: &Arc<Node>, named: &NamedImage, set: Set) -> Result<Told, Status> {
     let layers: Vec<_> = named.image.layers.iter().map(ToString::to_string).collect();
+    let mut told = Told::default();
     let Some(platform) = named.image.platforms.iter().find(|one| one.machine == set.name()) else {
-        return Ok(());
+        return Ok(told);
     };
     let lacks = |service: &Service| {
         service.kept.is_none() && service.layers == layers && service.platform(set.name()).is_none()
     };
     for owned in node.state.services().map_err(internal)? {
+        let name = owned.service.name.clone();
         if !lacks(&owned.service) {
             continue;
         }
-        let name = owned.service.name.clone();
-        let added = async {
-            // One that moves just now has not the platform at its destination either.
-            let _occupied = node.reserve_soon(&name).await?;
-            let mut service = node.state.service(&name).ok()??.service;
-            if !lacks(&service) {
-                return Some(());
-            }
-            service.platforms.push(platform.clone());
-            node.state.change_service(&service).ok().filter(|changed| *changed).map(drop)
+        // One that moves just now has not the platform at its destination either.
+        let Some(_occupied) = node.reserve_soon(&name).await else {
+            told.left_out.push(name.to_string());
+            continue;
         };
-        match added.await {
-            Some(()) => node.events.tell("service", "updated", &name, ""),
-            None => {
-                tracing::warn!(service = %name, "it is occupied, and does not get the platform of its image")
+        let Some(owned) = node.state.service(&name).map_err(internal)? else { continue };
+        let mut service = owned.service;
+        if lacks(&service) {
+            service.platforms.push(platform.clone());
+            if node.state.change_service(&service).map_err(internal)? {
+                told.with += 1;
+                node.events.tell("service", "updated", &name, "");
             }
         }
     }
-    Ok(())
+    Ok(told)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use godwit_api::v1 as api;
-use godwit_engine::image::{Collector, Digest, NamedImage, Store, StoredLayer};
+use godwit_engine::image::{Collector, Digest, ImageError, NamedImage, Store, StoredLayer};
 use tonic::Status;
 
 use crate::node::Node;
@@ -24,14 +24,24 @@ const ENOUGH_FREE: f64 = 0.20;
 /// How long a request to remove waits for services that are being created or arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The layers that services and unfinished migrations of this node name, with the names of the services.
-fn used(node: &Node) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {
+/// The layers that services and unfinished migrations of this node name, with the names of the services; and all else of the
+/// images that have these layers.
+fn used<'a>(
+    node: &Node,
+    images: impl IntoIterator<Item = &'a NamedImage>,
+) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {
+    let images: Vec<_> = images
+        .into_iter()
+        .map(|named| (named.image.layers.iter().map(ToString::to_string).collect::<Vec<_>>(), named))
+        .collect();
     let services = node.state.services().map_err(internal)?.into_iter().map(|owned| owned.service);
     let migrating =
         node.local().journal.unfinished().map_err(internal)?.into_iter().map(|entry| entry.service);
     let mut used: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for service in services.chain(migrating) {
-        for digest in service.blobs().map_err(internal)? {
+        let of_image = images.iter().filter(|(layers, _)| *layers == service.layers);
+        let of_image = of_image.flat_map(|(_, named)| named.image.blobs()).cloned();
+        for digest in service.blobs().map_err(internal)?.into_iter().chain(of_image) {
             used.entry(digest).or_default().insert(service.name.to_string());
         }
     }
@@ -41,9 +51,9 @@ fn used(node: &Node) -> Result<BTreeMap<Digest, BTreeSet<String>>, Status> {
 /// The layers of this node, those used last first.
 pub(crate) async fn list(node: &Arc<Node>) -> Result<Vec<api::ImageLayer>, Status> {
     let store = Arc::clone(&node.local().store);
-    let layers =
-        tokio::task::spawn_blocking(move || store.layers()).await.map_err(internal)?.map_err(internal)?;
-    let used = used(node)?;
+    let read = move || Ok::<_, ImageError>((store.layers()?, store.all_named()?));
+    let (layers, images) = tokio::task::spawn_blocking(read).await.map_err(internal)?.map_err(internal)?;
+    let used = used(node, &images)?;
     let entry = |layer: StoredLayer| api::ImageLayer {
         services: used.get(&layer.digest).into_iter().flatten().cloned().collect(),
         digest: layer.digest.to_string(),
@@ -82,9 +92,11 @@ pub(crate) async fn remove(node: &Arc<Node>, wanted: &[String]) -> Result<api::I
 fn remove_now(node: &Node, wanted: &[String]) -> Result<Option<api::ImageRemoveResponse>, Status> {
     let store = &node.local().store;
     let Some(mut collector) = store.collector() else { return Ok(None) };
-    let used = used(node)?;
     let layers = store.layers().map_err(internal)?;
     let images = store.all_named().map_err(internal)?;
+    // What goes keeps nothing.
+    let stays = |named: &&NamedImage| !wanted.iter().any(|text| means(text, named));
+    let used = used(node, images.iter().filter(stays))?;
     let Chosen { names, layers: chosen } = choose_all(wanted, layers, &images, &used)?;
     for name in &names {
         collector.unname(name).map_err(internal)?;
@@ -192,10 +204,10 @@ pub(crate) async fn tend(node: &Arc<Node>, keep: Duration) {
 fn collect(node: &Node, keep: Duration) -> Result<(), Status> {
     let store = &node.local().store;
     let Some(mut collector) = store.collector() else { return Ok(()) };
-    let used = used(node)?;
+    let images = store.all_named().map_err(internal)?;
+    let used = used(node, &images)?;
     // In this way their last use is known to within a period.
     used.keys().try_for_each(|digest| store.touch(digest)).map_err(internal)?;
-    let images = store.all_named().map_err(internal)?;
     let named: BTreeSet<_> = images.iter().flat_map(|named| named.image.blobs()).collect();
     let unused = store.layers().map_err(internal)?.into_iter();
     let (pulled, unused): (Vec<_>, Vec<_>) = unused

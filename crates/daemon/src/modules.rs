@@ -8,7 +8,7 @@ use godwit_api::v1 as api;
 use godwit_crossing::Program;
 use godwit_engine::image::{Image, Module, Store};
 use godwit_engine::rootfs::{OfLayers, file_of_layers};
-use godwit_pack::MOST_BYTES;
+use godwit_isa_plan::image::MOST_EXECUTABLE;
 
 /// A module as users see it.
 pub(crate) fn shown(module: &Module) -> api::ImageModule {
@@ -41,7 +41,7 @@ pub(crate) fn check(store: &Store, image: &Image) -> Result<(), String> {
         let read = || -> io::Result<(Vec<u8>, u32)> {
             let mode = file.metadata()?.mode();
             let mut bytes = Vec::new();
-            (&file).take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+            (&file).take(MOST_EXECUTABLE + 1).read_to_end(&mut bytes)?;
             Ok((bytes, mode))
         };
         let (bytes, mode) = read().map_err(|error| format!("{path} cannot be read: {error}"))?;

@@ -345,7 +345,7 @@ impl NodeApi for NodeService {
     async fn image_add_platform(
         &self,
         request: Request<api::ImageAddPlatformRequest>,
-    ) -> Result<Response<api::Image>, Status> {
+    ) -> Result<Response<api::ImageAddPlatformResponse>, Status> {
         Ok(Response::new(add_platform::add_platform(&self.0, request.into_inner()).await?))
     }
 

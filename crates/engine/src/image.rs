@@ -37,7 +37,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{BuildError, Builder};
+pub use builder::{BuildError, Builder, LONGEST_BUILD};
 pub use collect::{Collector, Hold, StoredLayer};
 pub(crate) use digest::Hashing;
 pub use digest::{Digest, DigestError};
@@ -48,8 +48,7 @@ pub use named::{NamedImage, whole_reference};
 pub use oci::Imported;
 pub(crate) use packed::{PackError, Packed};
 pub use platforms::{
-    CROSSING, MARKED, MAX_PLATFORMS, MODULES, PlatformLayers, architecture_of, bounded as bounded_platforms,
-    machine_of,
+    MAX_PLATFORMS, PlatformLayers, architecture_of, bounded as bounded_platforms, machine_of,
 };
 pub(crate) use registry::digest_at_registry;
 pub use registry::{FetchError, Fetched, NotARegistry, Pinned, Registries};

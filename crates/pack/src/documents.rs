@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use godwit_crossing::Set;
+use godwit_isa_plan::image::{CROSSING, MARKED, MODULE_KEYS, MODULE_TYPE, MODULES};
 use serde::Serialize;
 
 use crate::layer::Blob;
@@ -14,18 +15,8 @@ pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const CONFIGURATION: &str = "application/vnd.oci.image.config.v1+json";
 pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// Annotation of an index whose images have the same programs, and its value: nodes look for it
-/// (`crates/engine/src/image/platforms.rs`).
-const CROSSING: (&str, &str) = ("io.godwit.crossing", "1");
-/// Annotation of the manifest that has the programs' neutral modules, beside the images in an index.
-pub const MODULES: (&str, &str) = ("io.godwit.modules", "1");
-/// What that manifest is, and what its blobs are. They are for no platform: nothing unpacks them.
-pub const MODULES_TYPE: &str = "application/vnd.godwit.modules.v1";
-/// See [`MODULES_TYPE`].
-pub const MODULE_TYPE: &str = "application/vnd.godwit.module.v1+llvm-bitcode";
-/// Annotations of a module: the path of its program in the image, and the two digests that with its own are the program's
-/// identity ([`godwit_crossing::Binding`]), in hexadecimal digits.
-pub const MODULE_KEYS: [&str; 3] = ["io.godwit.path", "io.godwit.layout", "io.godwit.toolchain"];
+/// What the manifest of modules is.
+const MODULES_TYPE: &str = "application/vnd.godwit.modules.v1";
 /// The configuration of what has none (image-spec, manifest.md, "Guidelines for artifact usage").
 pub(crate) const EMPTY: &[u8] = b"{}";
 const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
@@ -86,7 +77,7 @@ impl Descriptor {
     /// Of the manifest that has the modules.
     pub(crate) fn of_modules(manifest: &Blob) -> Self {
         let platform = Some(Platform { architecture: "unknown", os: "unknown" });
-        let annotations = BTreeMap::from([(MODULES.0, MODULES.1.to_owned())]);
+        let annotations = BTreeMap::from([(MODULES, MARKED.to_owned())]);
         Self { platform, annotations, ..Self::new(MANIFEST, manifest) }
     }
 
@@ -188,7 +179,7 @@ struct Index {
 
 /// The index of an image's manifests, which have the same programs.
 pub(crate) fn marked_index(manifests: Vec<Descriptor>) -> serde_json::Result<Vec<u8>> {
-    index(manifests, BTreeMap::from([CROSSING]))
+    index(manifests, BTreeMap::from([(CROSSING, MARKED)]))
 }
 
 /// The index of the layout.

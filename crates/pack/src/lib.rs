@@ -23,11 +23,11 @@ mod program;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use documents::{MODULE_KEYS, MODULE_TYPE, MODULES, MODULES_TYPE, Run};
+pub use documents::Run;
 pub use godwit_crossing::{ExecutableError, Set};
 pub use growth::{Documents, Grown, GrowthError, add_platform};
 pub use layer::Blob;
-pub use program::{MOST_BYTES, Module, Twins};
+pub use program::{Module, Twins};
 
 /// What becomes an image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,8 +65,6 @@ pub enum PackError {
     Name(String),
     #[error("an image needs a program: name one that godwit-cc has built")]
     NoProgram,
-    #[error("an image needs an instruction set")]
-    NoSet,
     #[error(
         "{0} is not there, or {1} does not say what it is bound by; build the program anew with `godwit-cc --save-module`"
     )]
@@ -93,7 +91,7 @@ pub enum PackError {
         "{0} and {1} are not one program: their build identities differ; build it anew, for both in one run of godwit-cc"
     )]
     NoTwins(PathBuf, PathBuf),
-    #[error("{path} has {bytes} bytes; a program has {most} at most")]
+    #[error("{path} has {bytes} bytes; it may have {most} at most")]
     TooLarge { path: PathBuf, bytes: u64, most: u64 },
     #[error("{0} is neither a file, nor a directory, nor a symbolic link; an image's files are these alone")]
     Kind(PathBuf),

@@ -9,13 +9,14 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use godwit_crossing::{Binding, Program, Set};
+use godwit_isa_plan::image::{MOST_EXECUTABLE, MOST_MODULE};
 use rustix::fs::{FileType, OFlags};
 use sha2::{Digest as _, Sha256};
 
 use crate::PackError;
 
-/// Longest executable or module, in bytes: what a destination reads (`crates/migration/src/destination/cross.rs`).
-pub const MOST_BYTES: u64 = 256 << 20;
+/// Longest script that godwit-cc writes beside them, in bytes.
+const MOST_SCRIPT: u64 = 1 << 20;
 /// Permissions of a program in the image.
 pub(crate) const MODE: u32 = 0o755;
 
@@ -126,18 +127,18 @@ fn executables(file: &Path, sets: &[Set]) -> Result<Identified, PackError> {
         }
         executables.insert(*set, bytes);
     }
-    Ok((executables, first.map(|(identity, _)| identity).ok_or(PackError::NoSet)?))
+    Ok((executables, first.map(|(identity, _)| identity).unwrap_or_default()))
 }
 
 /// The neutral module of a program, which must be the one that its executables were made from.
 fn module(program: &Twins, identity: &[u8; 32]) -> Result<(Module, Vec<u8>), PackError> {
     let path = beside(&program.file, "module");
     let absent = |_| PackError::NoModule(path.clone(), program.file.clone());
-    let bytes = match bytes_of(&path) {
+    let bytes = match bytes_of(&path, MOST_MODULE) {
         Err(PackError::Missing(path)) => return Err(absent(path)),
         bytes => bytes?,
     };
-    let script = match bytes_of(&program.file) {
+    let script = match bytes_of(&program.file, MOST_SCRIPT) {
         Err(PackError::Missing(path)) => return Err(absent(path)),
         script => script?,
     };
@@ -182,7 +183,7 @@ pub(crate) fn from_hex(text: &str) -> Option<[u8; 32]> {
 
 /// The bytes and the identity of an executable, which must be one for this set.
 fn of_set(set: Set, path: &Path) -> Result<(Vec<u8>, [u8; 32]), PackError> {
-    let bytes = bytes_of(path)?;
+    let bytes = bytes_of(path, MOST_EXECUTABLE)?;
     let program = Program::decode(&bytes, FileType::RegularFile.as_raw_mode() | MODE)
         .map_err(|source| PackError::Program { path: path.to_owned(), source })?;
     let found = program.executable.set;
@@ -192,7 +193,7 @@ fn of_set(set: Set, path: &Path) -> Result<(Vec<u8>, [u8; 32]), PackError> {
     Ok((bytes, program.executable.identity))
 }
 
-fn bytes_of(path: &Path) -> Result<Vec<u8>, PackError> {
+fn bytes_of(path: &Path, most: u64) -> Result<Vec<u8>, PackError> {
     let failed = |error| PackError::Read(path.to_owned(), error);
     // A FIFO would wait for a writer.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
@@ -208,10 +209,10 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>, PackError> {
         return Err(failed(io::Error::other("it is not a regular file")));
     }
     let bytes = metadata.len();
-    if bytes > MOST_BYTES {
-        return Err(PackError::TooLarge { path: path.to_owned(), bytes, most: MOST_BYTES });
+    if bytes > most {
+        return Err(PackError::TooLarge { path: path.to_owned(), bytes, most });
     }
     let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
-    file.take(MOST_BYTES).read_to_end(&mut content).map_err(failed)?;
+    file.take(most).read_to_end(&mut content).map_err(failed)?;
     Ok(content)
 }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Longest module, in bytes; images have no longer ones either (`crates/pack`).
-pub const MOST_BYTES: u64 = 256 << 20;
+pub const MOST_BYTES: u64 = godwit_isa_plan::image::MOST_MODULE;
 /// What bitcode begins with.
 const MAGIC: [u8; 4] = *b"BC\xc0\xde";
 /// The first option of such a command line.

@@ -2,6 +2,7 @@
 //! addresses a state may name, and which mean something to one set only; and what a program is known by.
 
 mod binding;
+pub mod image;
 mod set;
 
 use std::fmt;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use godwit_isa_plan::image::{CROSSING, MARKED, MODULES};
 use oci_spec::image::Arch;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -12,10 +13,6 @@ use super::skopeo::{PullError, plain};
 /// Most platforms that an error names.
 const MOST_SHOWN: usize = 20;
 
-/// Annotation of an index whose images have the same programs, and its value (`crates/engine/src/image/platforms.rs`).
-const CROSSING: (&str, &str) = ("io.godwit.crossing", "1");
-/// Annotation of a manifest in such an index that has the programs' neutral modules.
-const MODULES: &str = "io.godwit.modules";
 /// Instruction sets to which services cross, as OCI calls them.
 const SETS: [&str; 2] = ["amd64", "arm64"];
 /// Most images in an index that is pulled as a whole: one for each set, and what signs and describes them.
@@ -96,11 +93,11 @@ impl Manifest {
     /// is pulled as a whole. A node takes one for each set, and the neutral modules, if there are some.
     pub(super) fn crossing(&self, reference: &str, own: &str) -> Result<Beside<'_>, PullError> {
         let is_marked = |annotations: &BTreeMap<String, String>, key| {
-            annotations.get(key).is_some_and(|value| value == CROSSING.1)
+            annotations.get(key).is_some_and(|value| value == MARKED)
         };
         let has = |image: &Descriptor, key| image.annotations.as_ref().is_some_and(|all| is_marked(all, key));
-        let of = |image: &Descriptor| has(image, CROSSING.0);
-        let all = is_marked(&self.annotations, CROSSING.0);
+        let of = |image: &Descriptor| has(image, CROSSING);
+        let all = is_marked(&self.annotations, CROSSING);
         if !all && !self.instances.iter().any(|image| image.digest == own && of(image)) {
             return Ok(Beside::default());
         }
@@ -194,7 +191,7 @@ mod tests {
                 "platform": {"os": "linux", "architecture": architecture},
             })
         };
-        let (mark, none) = (serde_json::json!({CROSSING.0: CROSSING.1}), serde_json::Value::Null);
+        let (mark, none) = (serde_json::json!({CROSSING: MARKED}), serde_json::Value::Null);
         let others = |annotations: &serde_json::Value, manifests: Vec<serde_json::Value>| {
             let document = serde_json::json!({"annotations": annotations, "manifests": manifests});
             let index = Manifest::read("x", document.to_string().as_bytes()).unwrap();
@@ -206,13 +203,13 @@ mod tests {
         let both = || vec![a.clone(), image("s390x", none.clone()), b.clone(), b.clone()];
         assert_eq!(others(&mark, both()).unwrap(), [format!("sha256:{other}")]);
         assert_eq!(others(&none, both()).unwrap(), [""; 0]);
-        assert_eq!(others(&serde_json::json!({CROSSING.0: "2"}), both()).unwrap(), [""; 0]);
+        assert_eq!(others(&serde_json::json!({CROSSING: "2"}), both()).unwrap(), [""; 0]);
         let (marked_a, marked_b) = (image(own, mark.clone()), image(other, mark.clone()));
         assert_eq!(others(&none, vec![marked_b.clone(), marked_a]).unwrap(), [format!("sha256:{other}")]);
         assert_eq!(others(&none, vec![a.clone(), marked_b]).unwrap(), [""; 0], "the own one is not marked");
         // What programs were made from comes along, also where it is for no other set.
         let modules = serde_json::json!({
-            "digest": "sha256:modules", "size": 7, "annotations": {MODULES: CROSSING.1},
+            "digest": "sha256:modules", "size": 7, "annotations": {MODULES: MARKED},
             "platform": {"os": "unknown", "architecture": "unknown"},
         });
         let has_modules = |annotations: &serde_json::Value| {

@@ -4,10 +4,11 @@ mod pack;
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Subcommand;
 use godwit_api::v1::{
-    Image, ImageAddPlatformRequest, ImageAddRequest, ImageListRequest, ImageListResponse, ImageRemoveRequest,
-    ImageRemoveResponse,
+    Image, ImageAddPlatformRequest, ImageAddPlatformResponse, ImageAddRequest, ImageListRequest,
+    ImageListResponse, ImageRemoveRequest, ImageRemoveResponse,
 };
 
 use crate::{
@@ -222,7 +223,16 @@ async fn add_platform(args: AddPlatform, global: &Global) -> anyhow::Result<Exit
     let (reference, architecture) = (registry::reference(&args.image)?.to_string(), args.architecture);
     let request = ImageAddPlatformRequest { reference, architecture };
     let answer = connection.node.image_add_platform(request).await;
-    tell(&answer.map_err(|status| connection.explain(&status))?.into_inner(), global)
+    let ImageAddPlatformResponse { image, left_out } =
+        answer.map_err(|status| connection.explain(&status))?.into_inner();
+    let image = image.context("the daemon does not say which image it is now")?;
+    for service in &left_out {
+        output::note(&format!(
+            "{service} does not have the platform yet, since something else is done to it; repeat the command for it"
+        ));
+    }
+    tell(&image, global)?;
+    Ok(if left_out.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// An image with its digest.

@@ -828,10 +828,16 @@ impl Node for Answers {
         }
     }
 
-    async fn image_add_platform(&self, request: Request<v1::ImageAddPlatformRequest>) -> Answer<v1::Image> {
+    async fn image_add_platform(
+        &self,
+        request: Request<v1::ImageAddPlatformRequest>,
+    ) -> Answer<v1::ImageAddPlatformResponse> {
         let v1::ImageAddPlatformRequest { reference, architecture } = request.into_inner();
         match architecture.as_str() {
-            "arm64" => Ok(Response::new(v1::Image { reference, ..crossing() })),
+            "arm64" => Ok(Response::new(v1::ImageAddPlatformResponse {
+                left_out: reference.contains("busy").then(|| "web".to_owned()).into_iter().collect(),
+                image: Some(v1::Image { reference, ..crossing() }),
+            })),
             other => Err(Status::already_exists(format!("image {reference} is for linux/{other} already"))),
         }
     }

@@ -18,16 +18,16 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use godwit_isa_plan::image::MOST_EXECUTABLE;
 use tokio::process::Command;
+use tokio::time::Instant;
 
 use super::registry::{read, start};
 
 /// The program.
 const PROGRAM: &str = "godwit-cc";
-/// How long it may take for one module.
-const LONGEST: Duration = Duration::from_secs(1800);
-/// Longest executable that is taken, in bytes: what an image may have (`crates/pack`).
-const MOST_BYTES: u64 = 256 << 20;
+/// How long it may take for all modules of an image.
+pub const LONGEST_BUILD: Duration = Duration::from_secs(1800);
 /// As much as is read of what it says, bytes.
 const MOST_SAID: u64 = 64 << 10;
 /// The namespaces that it is alone in. The kernel ends all of it when the thread has ended that started it, or `unshare`.
@@ -97,9 +97,9 @@ pub enum BuildError {
     Start(io::Error),
     #[error("godwit-cc says: {0}")]
     Refused(String),
-    #[error("it takes longer than {} s", LONGEST.as_secs())]
+    #[error("it takes longer than {} s", LONGEST_BUILD.as_secs())]
     Slow,
-    #[error("what godwit-cc has made has more than {MOST_BYTES} bytes")]
+    #[error("what godwit-cc has made has more than {MOST_EXECUTABLE} bytes")]
     Large,
 }
 
@@ -143,11 +143,11 @@ impl Builder {
         Ok(Self { programs: own, files })
     }
 
-    /// The executable of a module for a set, as `uname -m` names that.
+    /// The executable of a module for a set, as `uname -m` names that; by then, or not at all.
     ///
     /// # Errors
     /// godwit-cc cannot be run, does not take the module, takes too long, or makes too much of it.
-    pub async fn build(&self, module: File, machine: &str) -> Result<Vec<u8>, BuildError> {
+    pub async fn build(&self, module: File, machine: &str, until: Instant) -> Result<Vec<u8>, BuildError> {
         let (first, others) =
             ALONE.split_first().ok_or_else(|| BuildError::Start(io::ErrorKind::NotFound.into()))?;
         let mut command = Command::new(first);
@@ -159,16 +159,16 @@ impl Builder {
             let (_stays, mut child) = start(command).await.map_err(BuildError::Start)?;
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             let executable = async {
-                let made = read(stdout, MOST_BYTES + 1).await.map_err(BuildError::Start)?;
+                let made = read(stdout, MOST_EXECUTABLE + 1).await.map_err(BuildError::Start)?;
                 // What makes more than is read does not end by itself.
-                if made.len() as u64 > MOST_BYTES { Err(BuildError::Large) } else { Ok(made) }
+                if made.len() as u64 > MOST_EXECUTABLE { Err(BuildError::Large) } else { Ok(made) }
             };
             let words = async { read(stderr, MOST_SAID).await.map_err(BuildError::Start) };
             let (made, said) = tokio::try_join!(executable, words)?;
             let status = child.wait().await.map_err(BuildError::Start)?;
             if status.success() { Ok(made) } else { Err(BuildError::Refused(words_of(&said, status))) }
         };
-        tokio::time::timeout(LONGEST, building).await.unwrap_or(Err(BuildError::Slow))
+        tokio::time::timeout_at(until, building).await.unwrap_or(Err(BuildError::Slow))
     }
 }
 
@@ -208,7 +208,8 @@ mod tests {
         let (scratch, builder) = builder(script);
         let module = scratch.path().join("module");
         fs::write(&module, "the module").unwrap();
-        let made = builder.build(File::open(&module).unwrap(), "aarch64").await?;
+        let made =
+            builder.build(File::open(&module).unwrap(), "aarch64", Instant::now() + LONGEST_BUILD).await?;
         Ok(String::from_utf8(made).unwrap())
     }
 

@@ -20,7 +20,7 @@ pub enum ImageError {
         source: io::Error,
     },
     /// A blob is not in the store.
-    #[error("layer {digest} is not in the image store {}; import the image or fetch the layer again", store.display())]
+    #[error("blob {digest} is not in the image store {}; import the image or fetch the layer again", store.display())]
     NoBlob {
         /// Directory of the store.
         store: PathBuf,
@@ -29,7 +29,7 @@ pub enum ImageError {
     },
     /// A received blob has not the length or digest it was announced with.
     #[error(
-        "layer {expected}: {received_bytes} bytes with digest {received} came where {expected_bytes} bytes were announced; fetch it again"
+        "blob {expected}: {received_bytes} bytes with digest {received} came where {expected_bytes} bytes were announced; fetch it again"
     )]
     Mismatch {
         /// The digest announced.

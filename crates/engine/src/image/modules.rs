@@ -12,6 +12,7 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use godwit_isa_plan::Binding;
+use godwit_isa_plan::image::{MODULE_KEYS, MODULE_TYPE, MOST_MODULE};
 use oci_spec::image::{Descriptor, ImageManifest};
 use serde::{Deserialize, Serialize};
 
@@ -21,14 +22,8 @@ use crate::beneath;
 
 /// Most modules of an image.
 pub const MAX_MODULES: usize = 256;
-/// Longest module, in bytes; godwit-cc takes no longer one.
-const MAX_BYTES: u64 = 256 << 20;
 /// Most bytes of all modules of an image.
 const MAX_ALL: u64 = 1 << 30;
-/// What a module is (`crates/pack/src/documents.rs`).
-const MODULE_TYPE: &str = "application/vnd.godwit.module.v1+llvm-bitcode";
-/// Annotations of a module: the path of its program, and digests that bind it.
-const KEYS: [&str; 3] = ["io.godwit.path", "io.godwit.layout", "io.godwit.toolchain"];
 
 /// The neutral module of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -185,8 +180,8 @@ fn described(blobs: &[Descriptor]) -> Result<Vec<(Module, &Descriptor)>, Archive
     let mut found: Vec<(Module, &Descriptor)> = Vec::new();
     let mut all = 0_u64;
     for blob in blobs {
-        let said =
-            KEYS.map(|key| blob.annotations().as_ref().and_then(|all| all.get(key)).map(String::as_str));
+        let said = MODULE_KEYS
+            .map(|key| blob.annotations().as_ref().and_then(|all| all.get(key)).map(String::as_str));
         let path: String = said[0].unwrap_or_default().chars().take(beneath::MAX_PATH).collect();
         let refused = |reason| Err(ArchiveFault::Module { path: path.clone(), reason });
         let below = path.strip_prefix('/').unwrap_or_default().as_bytes();
@@ -209,7 +204,7 @@ fn described(blobs: &[Descriptor]) -> Result<Vec<(Module, &Descriptor)>, Archive
             return refused("there are more modules than an image may have");
         }
         all = all.saturating_add(blob.size());
-        if blob.size() > MAX_BYTES || all > MAX_ALL {
+        if blob.size() > MOST_MODULE || all > MAX_ALL {
             return refused("it is larger than a module may be, or all of them are");
         }
         let bound = |said: Option<&str>| Digest::from_hex(said.unwrap_or_default()).ok();

@@ -8,8 +8,9 @@
 //! Of its other platforms' layers the blobs count.
 
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use oci_spec::distribution::{ParseError, Reference};
@@ -20,8 +21,8 @@ use super::{Collector, Digest, Image, ImageError, Store};
 
 /// Below the store's directory.
 pub(super) const NAMES: &str = "names";
-/// Largest record that is read, in bytes: an image's configuration, of which it is a part, is no larger.
-const MAX_RECORD: u64 = 4 << 20;
+/// Largest record, in bytes: more than an image's configuration can have, and the paths of as many modules as it may have.
+const MAX_RECORD: u64 = 16 << 20;
 
 /// An image that was pulled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,12 +46,37 @@ pub fn whole_reference(name: &str) -> Result<String, ParseError> {
 impl Store {
     /// Notes that a reference stands for an image, whose layers are in the store.
     pub fn name(&self, digest: Digest, image: Image) -> Result<NamedImage, ImageError> {
+        let _alone = self.naming();
+        self.name_now(digest, image)
+    }
+
+    /// The same of a reference that stands for another image until then; `None`: it does not, or no longer.
+    pub fn rename(
+        &self,
+        before: &NamedImage,
+        digest: Digest,
+        image: Image,
+    ) -> Result<Option<NamedImage>, ImageError> {
+        let _alone = self.naming();
+        let now = self.named(&before.image.reference)?;
+        if now.as_ref() == Some(before) { self.name_now(digest, image).map(Some) } else { Ok(None) }
+    }
+
+    fn naming(&self) -> MutexGuard<'_, ()> {
+        self.naming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn name_now(&self, digest: Digest, image: Image) -> Result<NamedImage, ImageError> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let pulled_ms = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
         let named = NamedImage { digest, image, pulled_ms };
         let keep = || -> io::Result<()> {
+            let record = serde_json::to_vec(&named)?;
+            if record.len() as u64 > MAX_RECORD {
+                return Err(io::Error::other(format!("its record has more than {MAX_RECORD} bytes")));
+            }
             let mut file = NamedTempFile::new_in(self.directory().join("tmp"))?;
-            serde_json::to_writer(&mut file, &named)?;
+            file.write_all(&record)?;
             file.as_file().sync_all()?;
             file.persist(self.record(&named.image.reference))?;
             fs::File::open(self.directory().join(NAMES))?.sync_all()

@@ -17,13 +17,14 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use godwit_isa_plan::image::{CROSSING, MARKED, MODULES};
 use oci_spec::OciSpecError;
 use oci_spec::image::{
     Descriptor, Digest as OciDigest, ImageConfiguration, ImageIndex, ImageManifest, MediaType, OciLayout, Os,
 };
 
 use super::archive::{MemberKind, Reader, TarFault};
-use super::platforms::{CROSSING, MARKED, MODULES, PlatformLayers, machine_of};
+use super::platforms::{PlatformLayers, machine_of};
 use super::{ArchiveFault, Digest, Image, ImageConfig, ImageError, LayerFault, Store, machine_architecture};
 use crate::rootfs::MAX_LAYERS;
 

@@ -1,20 +1,14 @@
 //! The platforms of an image whose service crosses to nodes of another instruction set.
 //!
-//! A node unpacks the layers of its own platform. Of an image that is marked by [`CROSSING`] it keeps the blobs of the other
-//! platforms too, so that it can send them to a node of theirs.
+//! A node unpacks the layers of its own platform. Of an image that is marked by [`godwit_isa_plan::image::CROSSING`] it keeps
+//! the blobs of the other platforms too, so that it can send them to a node of theirs. Other images of several platforms
+//! count for the node's own platform alone.
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::Digest;
 use crate::rootfs::MAX_LAYERS;
 
-/// Annotation of an index, or of a manifest's descriptor in it: with the value [`MARKED`] the image's programs are the same
-/// ones on each platform, built by `godwit-cc`. Other images of several platforms count for the node's own platform alone.
-pub const CROSSING: &str = "io.godwit.crossing";
-/// See [`CROSSING`].
-pub const MARKED: &str = "1";
-/// Annotation of the manifest in such an index that has the programs' neutral modules, with the same value.
-pub const MODULES: &str = "io.godwit.modules";
 /// Most platforms of an image beside a node's own: there are two instruction sets between which services cross.
 pub const MAX_PLATFORMS: usize = 4;
 /// Longest name of a machine that is read, in bytes.

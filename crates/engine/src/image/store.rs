@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::FlockOperation;
 use tempfile::{NamedTempFile, TempDir};
@@ -32,6 +32,8 @@ pub struct Store {
     lock: Arc<File>,
     /// Of all clones.
     pub(super) holds: Arc<Holds>,
+    /// The same: only one changes what a name stands for.
+    pub(super) naming: Arc<Mutex<()>>,
 }
 
 impl Store {
@@ -52,7 +54,7 @@ impl Store {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let lock = options.open(directory.join("lock")).map_err(fault("open its lock"))?;
         let alone = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok();
-        let store = Self { directory, lock: Arc::new(lock), holds: Arc::default() };
+        let store = Self { directory, lock: Arc::new(lock), holds: Arc::default(), naming: Arc::default() };
         if alone {
             store.sweep().map_err(|error| store.fault("remove what was half-made in tmp", error))?;
         }
@@ -92,10 +94,10 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(ImageError::NoBlob { store: self.directory.clone(), digest: digest.clone() });
             }
-            Err(error) => return Err(self.fault(&format!("open layer {digest}"), error)),
+            Err(error) => return Err(self.fault(&format!("open blob {digest}"), error)),
         };
         let length =
-            file.metadata().map_err(|error| self.fault(&format!("examine layer {digest}"), error))?.len();
+            file.metadata().map_err(|error| self.fault(&format!("examine blob {digest}"), error))?.len();
         Ok((file, length))
     }
 
@@ -241,7 +243,7 @@ impl BlobWriter {
             file.persist(store.blob_path(&received))?;
             File::open(store.directory.join("blobs/sha256"))?.sync_all()
         };
-        keep().map_err(|error| store.fault(&format!("put layer {received} in its place"), error))?;
+        keep().map_err(|error| store.fault(&format!("put blob {received} in its place"), error))?;
         Ok(received)
     }
 
@@ -263,7 +265,7 @@ impl Write for BlobWriter {
         if let Some((digest, length)) = &self.expected
             && self.file.count() + bytes.len() as u64 > *length
         {
-            let message = format!("layer {digest}: more than the {length} bytes that were announced came");
+            let message = format!("blob {digest}: more than the {length} bytes that were announced came");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         self.file.write(bytes)

@@ -19,6 +19,7 @@ use godwit_crossing::{
 };
 use godwit_database::blocking::off_worker;
 use godwit_engine::rootfs::{OfLayers, file_of_layers};
+use godwit_isa_plan::image::{MOST_EXECUTABLE, MOST_EXECUTABLES};
 use godwit_memory::{PAGE_SIZE, Space, pager::Extent};
 
 use super::DestinationError;
@@ -29,11 +30,7 @@ use crate::resources::{LocalError, NodeResources};
 use crate::service::Service;
 use crate::timeline::Timeline;
 
-/// Longest executable that is read, bytes. Those of godwit-cc have some MiB.
-const MOST_EXECUTABLE: u64 = 64 << 20;
-
-/// Most bytes of all executables of a service, and most of them.
-const MOST_BYTES: u64 = 512 << 20;
+/// Most executables of a service.
 const MOST_PATHS: usize = 256;
 
 /// Addresses that no process has.
@@ -156,8 +153,11 @@ impl Crossing {
                 OfLayers::File(_) if known.programs.contains_key(*path) => {}
                 OfLayers::File(file) => {
                     known.bytes = known.bytes.saturating_add(file.metadata().map_err(failed)?.len());
-                    if known.bytes > MOST_BYTES {
-                        return Ok(Err(format!("its executables have more than {} MiB", MOST_BYTES >> 20)));
+                    if known.bytes > MOST_EXECUTABLES {
+                        return Ok(Err(format!(
+                            "its executables have more than {} MiB",
+                            MOST_EXECUTABLES >> 20
+                        )));
                     }
                     let read = program(file).map_err(failed)?;
                     known.programs.extend(read.map(|program| (path.to_vec(), program)));

@@ -1,5 +1,7 @@
 //! What an archive may say of neutral modules, and what is refused.
 
+use godwit_isa_plan::image::{CROSSING, MARKED, MODULES};
+
 use super::*;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";

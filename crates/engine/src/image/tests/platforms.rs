@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use godwit_isa_plan::image::{CROSSING, MARKED};
+
 use super::*;
 use crate::image::platforms::machine_of;
 

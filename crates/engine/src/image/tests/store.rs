@@ -226,6 +226,17 @@ fn an_image_has_its_name_while_all_its_layers_are_there() {
     store.name(digest.clone(), image("docker.io/library/base:1", &layers[..1])).unwrap();
     assert_eq!(store.named("docker.io/library/both:1").unwrap(), Some(both.clone()));
     assert_eq!(store.named("docker.io/library/both:2").unwrap(), None);
+    // It stands for another image only where it stands for the one that is known.
+    let (reference, other) = ("docker.io/library/both:1", Digest::of(b"another manifest"));
+    let renamed = store.rename(&both, other.clone(), image(reference, &layers)).unwrap().unwrap();
+    assert_eq!((&renamed.digest, store.named(reference).unwrap().as_ref()), (&other, Some(&renamed)));
+    assert_eq!(store.rename(&both, digest.clone(), image(reference, &layers)).unwrap(), None);
+    assert_eq!(store.named(reference).unwrap(), Some(renamed));
+    // What could not be read back is not written.
+    let mut long = image(reference, &layers);
+    long.config.env = vec!["x".repeat(17 << 20)];
+    let error = store.name(digest.clone(), long).unwrap_err().to_string();
+    assert!(error.contains("cannot note image docker.io/library/both:1"), "{error}");
     drop(store);
 
     let store = Store::open(directory.path()).unwrap();
