@@ -4,6 +4,7 @@
 
 use std::{fs, path::Path, process::Command};
 
+use godwit_isa_programs::compile::Compiler;
 use godwit_tests::{leftovers, programs, tier};
 use serde_json::Value;
 
@@ -170,4 +171,24 @@ fn pauses_with_frames_held_and_dropped_take_turns_and_are_drawn() {
     assert!(summary.contains("| cut-over, 50 connections: time-outs |"), "{summary}");
     let left = leftovers::of(&lab);
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn an_experiment_writes_what_it_measured_and_draws_it_beside_the_paper() {
+    let (directory, compiler) = (tempfile::tempdir().unwrap(), Compiler::godwit().unwrap());
+    let lab = format!("park{}", std::process::id());
+    let mut command = Command::new(programs().join("godwit"));
+    command.args(["lab", "experiment", "hcontainer-park", "--quick", "--name", &lab, "--compiler"]);
+    let output = command.arg(&compiler.command[0]).arg("--out").arg(directory.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    // Whether it was quick enough is not asked of a machine that is shared.
+    assert!([Some(0), Some(1)].contains(&output.status.code()) && said.contains("HOLDS"), "{output:?}");
+    let rows = lines(&directory.path().join("hcontainer-park.jsonl"));
+    assert_eq!(rows.len(), 600);
+    for row in &rows {
+        let ms = |field: &str| row[field].as_f64().unwrap();
+        assert!(ms("park_ms") > 0.0 && ms("park_ms") <= ms("seen_ms"), "{row}");
+    }
+    let drawn = fs::read_to_string(directory.path().join("hcontainer-park.svg")).unwrap();
+    assert!(drawn.contains("threads: 64, busy") && drawn.contains("the paper"), "{drawn}");
 }

@@ -125,10 +125,7 @@ fn a_service_that_is_busy_while_its_image_grows_gets_the_platform_by_the_same_co
     let attempt = Attempt::held(&points, HELD, || Attempt::begin(&bed, NAME, "a", "b", &[]));
     let added = add(&bed, IMAGE);
     let words = format!("{NAME} does not have the platform yet");
-    assert!(
-        added.code == 1 && added.stderr.contains(&words) && added.stdout.starts_with(WHOLE),
-        "{added:?}"
-    );
+    assert!(added.code == 1 && added.stderr.contains(&words) && added.stdout.starts_with(WHOLE), "{added:?}");
     attempt.signal(Signal::INT);
     points.let_go(HELD);
     attempt.kept_with(130);

@@ -19,7 +19,7 @@ use godwit_lab::{
     selftest::{self, Measured},
 };
 
-use crate::demo;
+use crate::{demo, experiment};
 
 /// Make nodes and a client host on this machine to try things with
 ///
@@ -46,6 +46,10 @@ enum LabVerb {
     ///
     /// Fails if any answer was lost.
     Demo(demo::Args),
+    /// Measure again what published work has measured, and draw it beside what that says
+    ///
+    /// Writes what was measured as NAME.jsonl and a picture as NAME.svg. Ends with 1 where a figure is not what was aimed at.
+    Experiment(experiment::Args),
 }
 
 /// What is done to a lab itself.
@@ -241,6 +245,7 @@ impl LinkArgs {
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     match args.verb {
         LabVerb::Demo(args) => demo::run(args, global).await,
+        LabVerb::Experiment(args) => experiment::run(args, global).await,
         LabVerb::Bed(verb) => {
             let (lab, json) = (global.lab.clone(), global.json);
             tokio::task::spawn_blocking(move || perform(verb, lab, json)).await?

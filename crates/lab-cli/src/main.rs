@@ -6,8 +6,10 @@
 //!   demo.rs     godwit lab demo
 //!   follow/     godwit lab demo follow
 //!   crossing.rs godwit lab demo crossing
+//!   experiment/ godwit lab experiment
 //!   bench/      godwit bench
 //!   trial.rs    moves of a Redis under load, for demos and the benchmark
+//!   sums.rs     a service that can cross, and moves of it with crossing and without
 //!   iperf.rs    what the link carries
 //!   picture.rs  how pictures look
 //! ```
@@ -18,10 +20,12 @@ mod bench;
 mod cli;
 mod crossing;
 mod demo;
+mod experiment;
 mod follow;
 mod iperf;
 mod lab;
 mod picture;
+mod sums;
 mod trial;
 
 use std::process::ExitCode;

@@ -57,14 +57,14 @@ pub(crate) struct Args {
 
 /// The lab that each run has for itself.
 #[derive(Debug, Clone, Default)]
-struct Bed {
-    name: String,
-    link: Option<Link>,
-    network_backend: NetworkBackend,
+pub(crate) struct Bed {
+    pub(crate) name: String,
+    pub(crate) link: Option<Link>,
+    pub(crate) network_backend: NetworkBackend,
     /// More arguments of its daemons.
-    daemon_arguments: Vec<String>,
+    pub(crate) daemon_arguments: Vec<String>,
     /// More of their environment.
-    daemon_environment: Vec<(String, String)>,
+    pub(crate) daemon_environment: Vec<(String, String)>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -151,7 +151,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
 
 impl Bed {
     /// A lab of its own for each run: no run sees what another left behind.
-    async fn lab<T>(
+    pub(crate) async fn lab<T>(
         &self,
         daemons: bool,
         work: impl AsyncFnOnce(&Lab) -> anyhow::Result<T>,
@@ -177,7 +177,7 @@ impl Bed {
     }
 }
 
-fn remove_lab(name: &str) -> anyhow::Result<()> {
+pub(crate) fn remove_lab(name: &str) -> anyhow::Result<()> {
     if Lab::list().iter().any(|lab| lab == name) {
         Lab::down(name)?;
     }

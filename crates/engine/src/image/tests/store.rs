@@ -63,7 +63,7 @@ fn a_blob_of_another_content_or_length_is_refused_and_leaves_nothing() {
     let sentence = writer.finish().unwrap_err().to_string();
     let other = Digest::of(b"other");
     let expected = format!(
-        "layer {digest}: 5 bytes with digest {other} came where 9 bytes were announced; fetch it again"
+        "blob {digest}: 5 bytes with digest {other} came where 9 bytes were announced; fetch it again"
     );
     assert_eq!(sentence, expected);
 }

@@ -1,10 +1,11 @@
-// The service of `godwit bench crossing`, built by godwit-cc: it answers each word of its only client with the sum of all so
-// far, and has threads that wait as those of servers do.
+// The service of `godwit bench crossing` and of experiments, built by godwit-cc: it answers each word of its last client with
+// the sum of all so far, and has processes and threads that wait as those of servers do.
 //
-//     crossing PORT THREADS MEMORY
+//     sums PORT THREADS MEMORY [PROCESSES CONNECTIONS]
 //
-// Of the threads beside the first every other one waits in read(2) on a pipe, and the rest sleeps for 10 ms and then changes a
-// page of its part of MEMORY bytes.
+// Each process has THREADS threads and its share of MEMORY bytes. Of the threads beside the first every other one waits in
+// read(2) on a pipe, and the rest sleeps for 10 ms and then changes a page. The first process accepts CONNECTIONS
+// connections that say nothing, and then the one of the client.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -70,14 +71,37 @@ static void begin_threads(size_t threads, size_t bytes) {
     }
 }
 
+// The further processes: each has its threads, and waits for good.
+static void begin_processes(size_t processes, size_t threads, size_t bytes) {
+    for (size_t process = 1; process < processes; process++) {
+        pid_t child = fork();
+        if (child < 0)
+            fail("a process");
+        if (child == 0) {
+            begin_threads(threads, bytes);
+            for (;;)
+                pause();
+        }
+    }
+}
+
 int main(int argc, char **argv) {
-    if (argc != 4)
+    if (argc != 4 && argc != 6)
         return 2;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1]))};
-    begin_threads(strtoul(argv[2], 0, 10), strtoul(argv[3], 0, 10));
+    size_t threads = strtoul(argv[2], 0, 10), processes = argc == 6 ? strtoul(argv[4], 0, 10) : 1;
+    size_t connections = argc == 6 ? strtoul(argv[5], 0, 10) : 0;
+    if (threads == 0 || processes == 0)
+        return 2;
+    size_t bytes = strtoul(argv[3], 0, 10) / processes;
+    begin_processes(processes, threads, bytes);
+    begin_threads(threads, bytes);
     int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
-    if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 8) != 0)
+    if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 1024) != 0)
         fail("socket");
+    for (size_t connection = 0; connection < connections; connection++)
+        if (accept(listener, 0, 0) < 0)
+            fail("accept");
     int client = accept(listener, 0, 0);
     if (client < 0 || setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0)
         fail("accept");

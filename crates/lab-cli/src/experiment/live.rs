@@ -1,0 +1,157 @@
+//! `hcontainer-live`: how long a Redis cannot be reached while it moves, in each mode, as it is and crossing.
+//!
+//! The paper compares the checkpoint of a Redis of 185, 350 and 638 MB, which takes 3 to 5 times as long as its live migration
+//! (figures 26 and 27). Its live migration is pre-copy; it has no post-copy.
+
+use std::{net::SocketAddrV4, path::Path};
+
+use anyhow::{Context as _, ensure};
+use godwit_api::v1::{RunRequest, run_request::Source};
+use godwit_cli::{
+    global::Global,
+    migration::{How, Mode, Outcome},
+};
+use godwit_lab::Lab;
+use serde_json::Value;
+
+use super::{Args, Lines, Verdict, draw, picture::Row, quantile, values};
+use crate::{
+    bench::Bed,
+    picture::{BLUE, GREEN, GREY, ORANGE, PURPLE},
+    trial::{self, ADDRESS, Clients, DESTINATION, SERVICE, SOURCE},
+};
+
+const PORT: u16 = 6379;
+const RUNS: u32 = 5;
+const SIZES: [u64; 3] = [185, 350, 638];
+/// The writer's requests a second, sent at their times whether answers come or not.
+const RATE: u32 = 1000;
+const MODES: [(Mode, &str); 4] = [
+    (Mode::Cold, "cold"),
+    (Mode::Precopy, "precopy"),
+    (Mode::Hybrid, "hybrid"),
+    (Mode::Postcopy, "postcopy"),
+];
+/// What is judged: how many times longer cold is than precopy, and how many more bytes cross.
+const GOAL_RATIO: f64 = 5.0;
+const GOAL_BYTES: f64 = 0.01;
+const PAPER_MS: [f64; 2] = [300.0, 1000.0];
+
+pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()> {
+    let runs = if args.quick { 1 } else { RUNS };
+    let image = args.image.canonicalize().with_context(|| {
+        format!(
+            "the image {} cannot be read: `make base-image BASE=redis` builds it, and --image names another",
+            args.image.display()
+        )
+    })?;
+    let daemon_arguments = ["--retained-memory", "0"].map(str::to_owned).to_vec();
+    let bed = Bed { name: args.name.clone(), daemon_arguments, ..Bed::default() };
+    for megabytes in SIZES {
+        bed.lab(true, async |lab| of_size(lab, &image, megabytes, runs, lines).await).await?;
+    }
+    Ok(())
+}
+
+async fn of_size(
+    lab: &Lab,
+    image: &Path,
+    megabytes: u64,
+    runs: u32,
+    lines: &mut Lines,
+) -> anyhow::Result<()> {
+    let connection = trial::connect(lab, SOURCE).await?;
+    let request = RunRequest {
+        name: SERVICE.to_owned(),
+        address: ADDRESS.to_string(),
+        source: Some(Source::Image(image.to_string_lossy().into_owned())),
+        ..RunRequest::default()
+    };
+    connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
+    let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+    let load = (megabytes * 1_000_000, RATE);
+    let mut clients = Clients::start(lab, SocketAddrV4::new(ADDRESS, PORT), load, |_| Ok(())).await?;
+    for run in 0..=runs {
+        for (mode, name) in MODES {
+            for (series, cross) in [("plain", false), ("crossing", true)] {
+                for to in [DESTINATION, SOURCE] {
+                    let mut request = How::default().request(mode, SERVICE, to);
+                    request.cross = cross;
+                    let (report, _) = trial::asked(&connection, request, &quiet).await?;
+                    ensure!(
+                        Outcome::of(&report) == Outcome::Moved,
+                        "it was {}: {}",
+                        report.outcome,
+                        report.reason
+                    );
+                    let seen;
+                    (clients, seen) = clients.watch().await?;
+                    ensure!(seen.is_clean(), "the client {}", seen.loss().unwrap_or_default());
+                    let mut row = serde_json::to_value(&report)?;
+                    row["experiment"] = "hcontainer-live".into();
+                    row["megabytes"] = megabytes.into();
+                    row["asked"] = name.into();
+                    row["series"] = series.into();
+                    row["run"] = run.into();
+                    row["downtime_ms"] = seen.downtime_ms.into();
+                    // The first moves bring its files.
+                    if run > 0 {
+                        lines.add(row)?;
+                    }
+                }
+            }
+        }
+    }
+    let seen = clients.finish(|_| Ok(())).await?;
+    ensure!(seen.is_clean(), "the client {}", seen.loss().unwrap_or_default());
+    Ok(())
+}
+
+fn like(megabytes: u64, mode: &str, series: &str) -> [(&'static str, Value); 3] {
+    [("megabytes", megabytes.into()), ("asked", mode.into()), ("series", series.into())]
+}
+
+pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> {
+    let (mut drawn, mut verdicts) = (Vec::new(), Vec::new());
+    for megabytes in SIZES {
+        let of = |mode: &str, series: &str, field: &str| values(rows, &like(megabytes, mode, series), field);
+        let median = |mode: &str, series: &str, field: &str| quantile(&of(mode, series, field), 0.5);
+        for ((_, mode), colour) in MODES.into_iter().zip([GREY, BLUE, PURPLE, GREEN]) {
+            for series in ["plain", "crossing"] {
+                let found = of(mode, series, "downtime_ms");
+                let at = |part| quantile(&found, part);
+                if let (Some(low), Some(high)) = (at(0.0), at(1.0)) {
+                    let middle = at(0.5);
+                    drawn.push(Row {
+                        label: format!("{megabytes} MB, {mode}, {series}"),
+                        colour,
+                        low,
+                        middle,
+                        high,
+                    });
+                }
+            }
+            let bytes = median(mode, "crossing", "wire_bytes").zip(median(mode, "plain", "wire_bytes"));
+            let more = bytes.map(|(with, without)| with / without - 1.0);
+            verdicts.push(Verdict {
+                what: format!("{megabytes} MB, {mode}: bytes that crossing adds"),
+                goal: format!("at most {:.0} %", GOAL_BYTES * 100.0),
+                found: more.map(|more| format!("{:+.2} %", more * 100.0)).unwrap_or_default(),
+                holds: more.is_some_and(|more| more <= GOAL_BYTES),
+            });
+        }
+        let times =
+            median("cold", "crossing", "downtime_ms").zip(median("precopy", "crossing", "downtime_ms"));
+        let ratio = times.map(|(cold, live)| cold / live);
+        verdicts.push(Verdict {
+            what: format!("{megabytes} MB, crossing: downtime of cold by that of precopy"),
+            goal: format!("at least {GOAL_RATIO}"),
+            found: ratio.map(|ratio| format!("{ratio:.1}")).unwrap_or_default(),
+            holds: ratio.is_some_and(|ratio| ratio >= GOAL_RATIO),
+        });
+    }
+    let [low, high] = PAPER_MS;
+    drawn.push(Row { label: "the paper: live".to_owned(), colour: ORANGE, low, middle: None, high });
+    draw(path, "Downtime of a Redis as its client sees it: shortest, median, longest", &drawn, None)?;
+    Ok(verdicts)
+}

@@ -1,0 +1,196 @@
+//! `godwit lab experiment`: measurements of published work, done again with godwit.
+//!
+//! ```text
+//!   park.rs       hcontainer-park       ─┐
+//!   transform.rs  hcontainer-transform   ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
+//!   live.rs       hcontainer-live       ─┘
+//! ```
+//!
+//! H-Container: T. Xing, A. Barbalace, P. Olivier, M. L. Karaoui, W. Wang, B. Ravindran, "H-Container: Enabling
+//! Heterogeneous-ISA Container Migration in Edge Computing", ACM Transactions on Computer Systems 39, 2022.
+
+mod live;
+mod park;
+mod picture;
+mod transform;
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use clap::ValueEnum as _;
+use godwit_cli::{
+    global::Global,
+    interrupts::{INTERRUPTED, Interrupts},
+    output::{self, Table},
+};
+use serde_json::Value;
+
+use crate::{bench::remove_lab, trial::blocking};
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Args {
+    /// Which one
+    #[arg(value_enum)]
+    experiment: Experiment,
+    /// Take a tenth of the samples
+    #[arg(long)]
+    quick: bool,
+    /// Name of the lab; one that an experiment left behind under it is taken down first
+    #[arg(long, value_name = "NAME", default_value = "experiment")]
+    name: String,
+    /// The compiler that builds services
+    #[arg(long, value_name = "PROGRAM", default_value = "godwit-cc")]
+    compiler: PathBuf,
+    /// The image of a Redis that can cross, as `make base-image` builds it
+    #[arg(long, value_name = "FILE", default_value = "target/base/redis.tar")]
+    image: PathBuf,
+    /// Directory for what was measured and its picture
+    #[arg(long, value_name = "DIR", default_value = "target/experiments")]
+    out: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Experiment {
+    /// How long processes take to come to rest (H-Container, figure 13)
+    #[value(name = "hcontainer-park")]
+    Park,
+    /// What crossing adds to a move, by processes, threads and connections (figures 14 and 15)
+    #[value(name = "hcontainer-transform")]
+    Transform,
+    /// The downtime of a Redis in each mode, crossing and not (figures 26 and 27)
+    #[value(name = "hcontainer-live")]
+    Live,
+}
+
+/// What is measured goes here, a line each.
+struct Lines {
+    file: File,
+    shown: bool,
+    rows: Vec<Value>,
+}
+
+impl Lines {
+    fn add(&mut self, row: Value) -> io::Result<()> {
+        self.file.write_all(format!("{row}\n").as_bytes())?;
+        if self.shown {
+            output::json(&row)?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+}
+
+/// What an experiment is judged by.
+struct Verdict {
+    what: String,
+    goal: String,
+    found: String,
+    holds: bool,
+}
+
+pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
+    let mut interrupts = Interrupts::new()?;
+    let name =
+        args.experiment.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    fs::create_dir_all(&args.out).with_context(|| format!("{} cannot be made", args.out.display()))?;
+    let path = args.out.join(format!("{name}.jsonl"));
+    let file = File::create(&path).with_context(|| format!("{} cannot be written", path.display()))?;
+    let mut lines = Lines { file, shown: global.json, rows: Vec::new() };
+    let work = async {
+        match args.experiment {
+            Experiment::Park => park::measure(&args, &mut lines).await,
+            Experiment::Transform => transform::measure(&args, &mut lines).await,
+            Experiment::Live => live::measure(&args, &mut lines).await,
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = work => outcome.map(Some),
+        () = interrupts.next() => Ok(None),
+    };
+    let lab = args.name.clone();
+    blocking(move || remove_lab(&lab)).await?;
+    if outcome?.is_none() {
+        output::note("Error: ended by Ctrl-C before all was measured");
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    let drawn = args.out.join(format!("{name}.svg"));
+    let verdicts = match args.experiment {
+        Experiment::Park => park::tell(&lines.rows, &drawn),
+        Experiment::Transform => transform::tell(&lines.rows, &drawn),
+        Experiment::Live => live::tell(&lines.rows, &drawn),
+    }?;
+    let holds = verdicts.iter().all(|verdict| verdict.holds);
+    if !global.json {
+        table(verdicts).print()?;
+    }
+    for written in [&path, &drawn] {
+        output::note(&written.display().to_string());
+    }
+    Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn table(verdicts: Vec<Verdict>) -> Table {
+    let mut table = Table::new(["WHAT", "GOAL", "FOUND", "HOLDS"]);
+    for Verdict { what, goal, found, holds } in verdicts {
+        table.row([what, goal, found, if holds { "yes" } else { "no" }.to_owned()]);
+    }
+    table
+}
+
+/// The values of a field in those rows that have these values in other fields, in order.
+fn values(rows: &[Value], like: &[(&str, Value)], field: &str) -> Vec<f64> {
+    let is_one = |row: &&Value| like.iter().all(|(field, value)| row[*field] == *value);
+    let mut values: Vec<f64> = rows.iter().filter(is_one).filter_map(|row| row[field].as_f64()).collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// The value below which this part of ordered values is.
+fn quantile(values: &[f64], part: f64) -> Option<f64> {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+    let at = (values.len() as f64 * part) as usize;
+    values.get(at.min(values.len().checked_sub(1)?)).copied()
+}
+
+/// A new directory for what an experiment builds, which goes with it.
+fn scratch() -> anyhow::Result<tempfile::TempDir> {
+    tempfile::Builder::new().prefix("godwit-experiment").tempdir().context("making a directory for programs")
+}
+
+fn milliseconds(value: Option<f64>) -> String {
+    value.map(output::millis).unwrap_or_else(|| "nothing".to_owned())
+}
+
+fn draw(path: &Path, title: &str, rows: &[picture::Row], goal: Option<f64>) -> anyhow::Result<()> {
+    picture::draw(path, title, rows, goal).with_context(|| format!("{} cannot be drawn", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_are_of_the_rows_that_are_alike_and_in_order() {
+        let rows = [
+            json!({"threads": 1, "load": "idle", "ms": 3}),
+            json!({"threads": 1, "load": "idle", "ms": 1.5}),
+            json!({"threads": 2, "load": "idle", "ms": 7}),
+            json!({"threads": 1, "load": "idle"}),
+        ];
+        let found = values(&rows, &[("threads", 1.into()), ("load", "idle".into())], "ms");
+        assert_eq!(found, [1.5, 3.0]);
+        assert_eq!(
+            (quantile(&found, 0.0), quantile(&found, 0.99), quantile(&[], 0.5)),
+            (Some(1.5), Some(3.0), None)
+        );
+        let hundred: Vec<f64> = (0..100).map(f64::from).collect();
+        assert_eq!((quantile(&hundred, 0.5), quantile(&hundred, 0.99)), (Some(50.0), Some(99.0)));
+    }
+}

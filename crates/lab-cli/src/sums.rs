@@ -1,0 +1,250 @@
+//! The service of sums (`sums.c`), built by `godwit-cc`, and moves of it with crossing and without, in turns.
+//!
+//! Both kinds take turns in one lab, with one service and one connection, so that what else the machine does falls on both.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use godwit_api::v1::{RunRequest, Ulimit, run_request::Source};
+use godwit_cli::{
+    global::Global,
+    migration::{How, Mode, Outcome},
+};
+use godwit_lab::Lab;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde_json::Value;
+
+use crate::trial::{self, DESTINATION, SOURCE, blocking};
+
+const SERVICE: &str = "sums";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 30);
+const PORT: u16 = 7000;
+const PROGRAM: &str = include_str!("sums.c");
+/// Moves there and back that are not counted: the first ones bring its files and all of its memory.
+const WARM_UP: u32 = 1;
+/// How long it may take until the service listens.
+const START: Duration = Duration::from_secs(30);
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two requests of the client.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What the service is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) processes: u32,
+    /// Of each process.
+    pub(crate) threads: u32,
+    /// That say nothing, beside the one of the client.
+    pub(crate) connections: u32,
+    /// Of all processes, in bytes.
+    pub(crate) memory: u64,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { processes: 1, threads: 1, connections: 0, memory: 64 << 20 }
+    }
+}
+
+impl Shape {
+    /// What the program is started with.
+    pub(crate) fn words(&self, port: u16) -> Vec<String> {
+        let Self { processes, threads, connections, memory } = *self;
+        let numbers = [u64::from(port), threads.into(), memory, processes.into(), connections.into()];
+        numbers.map(|number| number.to_string()).to_vec()
+    }
+}
+
+/// Moves a service of this shape there and back so many times in each way; a row for each move goes to `add`.
+pub(crate) async fn there_and_back(
+    lab: &Lab,
+    compiler: &Path,
+    shape: Shape,
+    mode: Mode,
+    runs: u32,
+    add: &mut impl FnMut(Value) -> io::Result<()>,
+) -> anyhow::Result<()> {
+    let root = root(lab, compiler).await?;
+    let connection = trial::connect(lab, SOURCE).await?;
+    let files = u64::from(shape.connections) + 1024;
+    let request = RunRequest {
+        name: SERVICE.to_owned(),
+        address: ADDRESS.to_string(),
+        source: Some(Source::Rootfs(root.to_string_lossy().into_owned())),
+        command: [vec![format!("/{SERVICE}")], shape.words(PORT)].concat(),
+        ulimits: vec![Ulimit { name: "nofile".to_owned(), soft: files, hard: files }],
+        ..RunRequest::default()
+    };
+    connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
+    let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+    let there = lab.clone();
+    let client = blocking(move || Client::start(&there, shape.connections)).await?;
+    for run in 0..runs + WARM_UP {
+        for cross in [false, true] {
+            for to in [DESTINATION, SOURCE] {
+                let mut request = How::default().request(mode, SERVICE, to);
+                request.cross = cross;
+                client.lap()?;
+                let (report, _) = trial::asked(&connection, request, &quiet).await?;
+                ensure!(
+                    Outcome::of(&report) == Outcome::Moved,
+                    "it was {}: {}",
+                    report.outcome,
+                    report.reason
+                );
+                ensure!(
+                    report.set.is_empty() != cross,
+                    "a move with cross: {cross} reports the set {:?}",
+                    report.set
+                );
+                let mut row = serde_json::to_value(&report)?;
+                row["series"] = if cross { "crossing" } else { "plain" }.into();
+                row["processes"] = shape.processes.into();
+                row["threads"] = shape.threads.into();
+                row["connections"] = shape.connections.into();
+                row["memory"] = shape.memory.into();
+                row["longest_wait_ms"] = client.lap()?.into();
+                row["run"] = run.into();
+                if run >= WARM_UP {
+                    add(row)?;
+                }
+            }
+        }
+    }
+    blocking(move || client.stop()).await
+}
+
+/// The root filesystem of the service, with nothing but its program for this machine.
+async fn root(lab: &Lab, compiler: &Path) -> anyhow::Result<PathBuf> {
+    let directory = lab.state(SOURCE)?.with_file_name(SERVICE);
+    let compiler = compiler.to_owned();
+    blocking(move || {
+        let root = directory.join("root");
+        fs::create_dir_all(&root).with_context(|| format!("making {}", root.display()))?;
+        let executable = build(&compiler, &directory)?;
+        let copied = fs::copy(&executable, root.join(SERVICE));
+        copied.with_context(|| format!("copying {}", executable.display()))?;
+        Ok(root)
+    })
+    .await
+}
+
+/// Builds the program in a directory; its executable for this machine.
+pub(crate) fn build(compiler: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
+    let source = directory.join("sums.c");
+    fs::write(&source, PROGRAM).with_context(|| format!("writing {}", source.display()))?;
+    let output =
+        Command::new(compiler).arg("-O2").arg(&source).arg("-o").arg(directory.join(SERVICE)).output();
+    let output = output.with_context(|| {
+        format!(
+            "{} does not start; install the package godwit-isa, or name it with --compiler",
+            compiler.display()
+        )
+    })?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} failed: {}", compiler.display(), said.trim());
+    Ok(directory.join(format!("{SERVICE}.{}", std::env::consts::ARCH)))
+}
+
+/// The service's client, with one connection, which it never renews; it checks each answer. Further connections say nothing.
+struct Client {
+    idle: Vec<TcpStream>,
+    stop: Arc<AtomicBool>,
+    longest: Arc<Mutex<Duration>>,
+    thread: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Client {
+    fn start(lab: &Lab, idle: u32) -> anyhow::Result<Self> {
+        raise_limit(u64::from(idle) + 1024)?;
+        // The service accepts them in this order.
+        let idle = (0..idle).map(|_| connect(lab)).collect::<anyhow::Result<Vec<_>>>()?;
+        let stream = connect(lab)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let (stop, longest) = (Arc::<AtomicBool>::default(), Arc::<Mutex<Duration>>::default());
+        let (stopped, waits) = (Arc::clone(&stop), Arc::clone(&longest));
+        let thread = thread::spawn(move || ask(stream, &stopped, &waits));
+        Ok(Self { idle, stop, longest, thread })
+    }
+
+    /// The longest wait for an answer since this was asked last, in milliseconds.
+    fn lap(&self) -> anyhow::Result<f64> {
+        ensure!(
+            !self.thread.is_finished(),
+            "the client has ended before the service was moved as often as asked"
+        );
+        let mut longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *longest).as_secs_f64() * 1e3)
+    }
+
+    fn stop(self) -> anyhow::Result<()> {
+        // The service ends with the connection that asks.
+        for stream in &self.idle {
+            stream.set_nonblocking(true)?;
+            let said = stream.peek(&mut [0]).map_err(|error| error.kind());
+            ensure!(
+                said == Err(io::ErrorKind::WouldBlock),
+                "a connection that says nothing was lost: {said:?}"
+            );
+        }
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_else(|_| bail!("the client has panicked"))
+    }
+}
+
+fn connect(lab: &Lab) -> anyhow::Result<TcpStream> {
+    let address = SocketAddrV4::new(ADDRESS, PORT);
+    let deadline = Instant::now() + START;
+    loop {
+        match lab.inside("client", || TcpStream::connect(address))? {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() >= deadline => {
+                return Err(error).context("the service does not listen");
+            }
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Lets this process have so many open files more.
+fn raise_limit(files: u64) -> anyhow::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < files {
+        setrlimit(Resource::RLIMIT_NOFILE, files, hard.max(files))
+            .context("raising the limit of open files")?;
+    }
+    Ok(())
+}
+
+fn ask(mut stream: TcpStream, stopped: &AtomicBool, longest: &Mutex<Duration>) -> anyhow::Result<()> {
+    let (mut number, mut due) = (0_u64, 0_u64);
+    while !stopped.load(Ordering::Relaxed) {
+        number += 1;
+        due = due.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let begun = Instant::now();
+        stream.write_all(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())?;
+        let mut answer = [0; 8];
+        stream.read_exact(&mut answer).context("the connection of the client")?;
+        let sum = u64::from_le_bytes(answer);
+        ensure!(sum == due, "after {number} words their sum is {sum:#x} and not {due:#x}");
+        let mut longest = longest.lock().unwrap_or_else(PoisonError::into_inner);
+        *longest = (*longest).max(begun.elapsed());
+        drop(longest);
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}
