@@ -121,7 +121,8 @@ long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *),
 // On the native stack of the main thread's slot, as it is after a rest.
 static long begin(void *unused) {
     (void)unused;
-    struct gw_thread *thread = gw_this_thread();
+    // A state brings what the thread pointer points at.
+    struct gw_thread *thread = gw_thread_of_slot(0);
     const struct gw_settings *set = &gw_settings;
     // Words of the settings are still on it.
     if (!set->save && !set->resume && !set->messages && !set->next)
