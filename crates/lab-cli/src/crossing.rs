@@ -26,6 +26,7 @@ use godwit_cli::{
 };
 use godwit_lab::{Lab, LabConfig, workload::LoadReport};
 
+use crate::stage::in_lab;
 use crate::trial::{self, ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking};
 
 #[derive(Debug, clap::Args)]
@@ -77,26 +78,18 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     })?;
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };
     say(&format!("bringing up a lab: node a, node b as an emulated machine ({MACHINE}), and a client host"))?;
-    let (name, packages) = (args.name.clone(), args.packages.clone());
-    let lab = blocking(move || {
-        if Lab::list().contains(&name) {
-            Lab::down(&name)?;
-        }
-        let mut config = LabConfig::new(name, [SOURCE, DESTINATION]);
-        config.packages = Some(packages);
-        config.machines.insert(DESTINATION.to_owned(), MACHINE.parse()?);
-        Ok(Lab::up(&config)?)
-    })
-    .await?;
-    let outcome = tokio::select! {
-        outcome = there_and_back(&lab, &args, image, global, say) => outcome.map(Some),
-        () = interrupts.next() => Ok(None),
-    };
-    // It is taken down also where nobody reads that.
-    let said = say("taking the lab down");
-    blocking(move || Ok(Lab::down(lab.name())?)).await?;
-    said?;
-    let Some(seen) = outcome? else {
+    let mut config = LabConfig::new(args.name.clone(), [SOURCE, DESTINATION]);
+    config.packages = Some(args.packages.clone());
+    config.machines.insert(DESTINATION.to_owned(), MACHINE.parse()?);
+    let outcome = in_lab(config, false, async |lab| {
+        let outcome = tokio::select! {
+            outcome = there_and_back(lab, &args, image, global, say) => outcome.map(Some),
+            () = interrupts.next() => Ok(None),
+        };
+        say("taking the lab down")?;
+        outcome
+    });
+    let Some(seen) = outcome.await? else {
         output::note("Error: ended by Ctrl-C before the demo was over");
         return Ok(ExitCode::from(INTERRUPTED));
     };

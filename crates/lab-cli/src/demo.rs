@@ -15,11 +15,12 @@ use godwit_cli::{
     output::{self, Table},
     values,
 };
-use godwit_lab::{Lab, LabConfig, Link};
+use godwit_lab::{LabConfig, Link};
 
 use crate::{
     crossing, follow,
-    trial::{self, DESTINATION, Job, SOURCE, Seen, blocking},
+    stage::in_lab,
+    trial::{self, DESTINATION, Job, SOURCE, Seen},
 };
 
 #[derive(Debug, clap::Args)]
@@ -63,37 +64,29 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };
 
     say("bringing up a lab: nodes a and b, and a client host")?;
-    let lab = blocking(move || {
-        if Lab::list().contains(&name) {
-            Lab::down(&name)?;
-        }
-        let mut config = LabConfig::new(name, [SOURCE, DESTINATION]);
-        config.link = link;
-        Ok(Lab::up(&config)?)
-    })
-    .await?;
+    let mut config = LabConfig::new(name, [SOURCE, DESTINATION]);
+    config.link = link;
     let job =
         Job { memory, rate: RATE, mode: Mode::default(), how: How::default(), back: false, busy: false };
-    let outcome = tokio::select! {
-        outcome = trial::with_godwit(&lab, &job, global, say) => outcome.map(|seen| seen.into_iter().next()),
-        () = interrupts.next() => Ok(None),
-    };
-    if let Ok(Some(seen)) = &outcome {
-        if global.json {
-            output::json(&seen.json("godwit")?)?;
-        } else {
-            table(seen).print()?;
+    let outcome = in_lab(config, keep, async |lab| {
+        let outcome = tokio::select! {
+            outcome = trial::with_godwit(lab, &job, global, say) => outcome.map(|seen| seen.into_iter().next()),
+            () = interrupts.next() => Ok(None),
+        };
+        if let Ok(Some(seen)) = &outcome {
+            if global.json {
+                output::json(&seen.json("godwit")?)?;
+            } else {
+                table(seen).print()?;
+            }
         }
-    }
-    if keep {
-        say(&format!("the lab stays up: godwit lab down {}", lab.name()))?;
-    } else {
-        // It is taken down also where nobody reads that.
-        let said = say("taking the lab down");
-        blocking(move || Ok(Lab::down(lab.name())?)).await?;
-        said?;
-    }
-    let Some(seen) = outcome? else {
+        match keep {
+            true => say(&format!("the lab stays up: godwit lab down {}", lab.name()))?,
+            false => say("taking the lab down")?,
+        }
+        outcome
+    });
+    let Some(seen) = outcome.await? else {
         output::note("Error: ended by Ctrl-C before the demo was over");
         return Ok(ExitCode::from(INTERRUPTED));
     };

@@ -8,6 +8,7 @@
 //!   crossing.rs godwit lab demo crossing
 //!   experiment/ godwit lab experiment
 //!   bench/      godwit bench
+//!   stage.rs    a lab for as long as something is done in it
 //!   trial.rs    moves of a Redis under load, for demos and the benchmark
 //!   sums.rs     a service that can cross, and moves of it with crossing and without
 //!   iperf.rs    what the link carries
@@ -25,6 +26,7 @@ mod follow;
 mod iperf;
 mod lab;
 mod picture;
+mod stage;
 mod sums;
 mod trial;
 

@@ -34,7 +34,6 @@ mod touch;
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Subcommand;
 use godwit_cli::{
     global::Global,
@@ -43,7 +42,10 @@ use godwit_cli::{
 };
 use godwit_lab::{Lab, LabConfig, Link, NetworkBackend};
 
-use crate::trial::{DESTINATION, SOURCE, blocking};
+use crate::{
+    stage::{in_lab, remove_lab},
+    trial::{DESTINATION, SOURCE, blocking},
+};
 
 /// Measure migrations in a lab, and the same with unpatched runc and CRIU
 #[derive(Debug, clap::Args)]
@@ -156,30 +158,11 @@ impl Bed {
         daemons: bool,
         work: impl AsyncFnOnce(&Lab) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let bed = self.clone();
-        let lab = blocking(move || {
-            remove_lab(&bed.name)?;
-            let mut config = LabConfig::new(bed.name, [SOURCE, DESTINATION]);
-            (config.link, config.daemons) = (bed.link, daemons);
-            config.network_backend = bed.network_backend;
-            config.programs.serve_arguments = bed.daemon_arguments;
-            config.programs.serve_environment.extend(bed.daemon_environment);
-            Ok(Lab::up(&config)?)
-        })
-        .await?;
-        let outcome = work(&lab).await;
-        let name = self.name.clone();
-        let down = blocking(move || Ok(Lab::down(&name)?)).await;
-        // Why the work failed says more than that its lab could not be taken down after it.
-        let value = outcome?;
-        down.context("the lab of this run could not be taken down")?;
-        Ok(value)
+        let mut config = LabConfig::new(self.name.clone(), [SOURCE, DESTINATION]);
+        (config.link, config.daemons) = (self.link, daemons);
+        config.network_backend = self.network_backend;
+        config.programs.serve_arguments = self.daemon_arguments.clone();
+        config.programs.serve_environment.extend(self.daemon_environment.clone());
+        in_lab(config, false, work).await
     }
-}
-
-pub(crate) fn remove_lab(name: &str) -> anyhow::Result<()> {
-    if Lab::list().iter().any(|lab| lab == name) {
-        Lab::down(name)?;
-    }
-    Ok(())
 }

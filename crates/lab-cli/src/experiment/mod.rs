@@ -30,7 +30,7 @@ use godwit_cli::{
 };
 use serde_json::Value;
 
-use crate::{bench::remove_lab, trial::blocking};
+use crate::{stage::remove_lab, trial::blocking};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {

@@ -44,7 +44,10 @@ use self::{
     seen::{Move, Seen},
     threshold::Threshold,
 };
-use crate::trial::{blocking, connect, start};
+use crate::{
+    stage::in_lab,
+    trial::{blocking, connect, start},
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -100,25 +103,17 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
     }
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };
     say("bringing up a lab: nodes a, b and c, and a client host")?;
-    let name = args.name.clone();
-    let lab = blocking(move || {
-        if Lab::list().contains(&name) {
-            Lab::down(&name)?;
-        }
-        let mut config = LabConfig::new(name, NODES);
-        config.programs.serve_arguments = ["--busy-permille", BUSY].map(str::to_owned).to_vec();
-        Ok(Lab::up(&config)?)
-    })
-    .await?;
-    let outcome = tokio::select! {
-        outcome = travel(&lab, &args, say) => outcome.map(Some),
-        () = interrupts.next() => Ok(None),
-    };
-    // It is taken down also where nobody reads that.
-    let said = say("taking the lab down");
-    blocking(move || Ok(Lab::down(lab.name())?)).await?;
-    said?;
-    let Some(all) = outcome? else {
+    let mut config = LabConfig::new(args.name.clone(), NODES);
+    config.programs.serve_arguments = ["--busy-permille", BUSY].map(str::to_owned).to_vec();
+    let outcome = in_lab(config, false, async |lab| {
+        let outcome = tokio::select! {
+            outcome = travel(lab, &args, say) => outcome.map(Some),
+            () = interrupts.next() => Ok(None),
+        };
+        say("taking the lab down")?;
+        outcome
+    });
+    let Some(all) = outcome.await? else {
         output::note("Error: ended by Ctrl-C before the demo was over");
         return Ok(ExitCode::from(INTERRUPTED));
     };
