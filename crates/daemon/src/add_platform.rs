@@ -14,15 +14,15 @@ use std::sync::Arc;
 use godwit_api::v1 as api;
 use godwit_crossing::{Program, Set};
 use godwit_engine::image::{
-    Builder, Digest, ImageError, LONGEST_BUILD, Module, NamedImage, PlatformLayers, Store, architecture_of,
-    machine_of,
+    BuildError, Builder, Digest, ImageError, LONGEST_BUILD, Module, NamedImage, PlatformLayers, Store,
+    architecture_of, machine_of,
 };
 use godwit_isa_plan::image::MOST_EXECUTABLES;
 use godwit_migration::{Service, error_chain};
 use godwit_pack::{Blob, Documents, Grown};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout};
 use tonic::Status;
 
 use crate::images::shown_one;
@@ -50,46 +50,47 @@ pub(crate) async fn add_platform(
             "{architecture:?} is no platform that godwit-cc builds for; write amd64 or arm64"
         ))
     })?;
-    let until = Instant::now() + LONGEST_BUILD;
-    let _turn = timeout_at(until, TURN.lock()).await.map_err(|_| {
+    let found = image(node, &reference).await?;
+    let (named, is_new) = match is_for(&found, set) {
+        true => (found, false),
+        false => with_platform(node, &reference, set).await?,
+    };
+    let Told { with, left_out } = tell_services(node, &named, set).await?;
+    if !is_new && with == 0 && left_out.is_empty() {
+        let architecture = architecture_of(set.name());
+        return Err(Status::already_exists(format!("image {reference} is for linux/{architecture} already")));
+    }
+    Ok(api::ImageAddPlatformResponse { image: Some(shown_one(node, named).await?), left_out })
+}
+
+fn is_for(named: &NamedImage, set: Set) -> bool {
+    machine_of(&named.image.architecture) == Some(set.name())
+        || named.image.platforms.iter().any(|one| one.machine == set.name())
+}
+
+/// Makes the executables of an image for a set, and notes the image with them; whether it had none until then.
+async fn with_platform(node: &Arc<Node>, reference: &str, set: Set) -> Result<(NamedImage, bool), Status> {
+    let turn = timeout(LONGEST_BUILD, TURN.lock()).await.map_err(|_| {
         Status::resource_exhausted(format!(
             "node {} makes executables of other images, one image at a time; repeat the command later",
             node.name
         ))
     })?;
-    let image = image(node, &reference).await?;
-    let is_there = machine_of(&image.image.architecture) == Some(set.name())
-        || image.image.platforms.iter().any(|one| one.machine == set.name());
-    if is_there {
-        let told = tell_services(node, &image, set).await?;
-        return match told {
-            Told { with, left_out } if with == 0 && left_out.is_empty() => Err(Status::already_exists(
-                format!("image {reference} is for linux/{} already", architecture_of(set.name())),
-            )),
-            Told { left_out, .. } => answer(node, image, left_out).await,
-        };
+    // Another request may have made them.
+    let image = image(node, reference).await?;
+    if is_for(&image, set) {
+        return Ok((image, false));
     }
-    let executables = executables(node, &image, set, until).await?;
+    let executables = executables(node, &image, set, Instant::now() + LONGEST_BUILD).await?;
     // What has begun is done, also where the client has gone.
-    let named = spawn_blocking({
-        let store = Arc::clone(&node.local().store);
-        move || {
-            // What it is made from stays, and what is made until it is noted.
-            let _hold = store.hold();
-            grown(&store, &image, set, &executables)
-        }
+    let store = Arc::clone(&node.local().store);
+    let growing = spawn_blocking(move || {
+        let _turn = turn;
+        // What it is made from stays, and what is made until it is noted.
+        let _hold = store.hold();
+        grown(&store, &image, set, &executables)
     });
-    let named = named.await.map_err(internal)??;
-    let Told { left_out, .. } = tell_services(node, &named, set).await?;
-    answer(node, named, left_out).await
-}
-
-async fn answer(
-    node: &Arc<Node>,
-    named: NamedImage,
-    left_out: Vec<String>,
-) -> Result<api::ImageAddPlatformResponse, Status> {
-    Ok(api::ImageAddPlatformResponse { image: Some(shown_one(node, named).await?), left_out })
+    Ok((growing.await.map_err(internal)??, true))
 }
 
 /// The image that a reference stands for.
@@ -121,7 +122,7 @@ async fn executables(
     let mut executables = BTreeMap::new();
     let mut bytes = 0;
     for module in &neutral.modules {
-        let executable = built(node, &builder, module, set, until).await?;
+        let executable = built(node, (&builder, reference), module, set, until).await?;
         bytes += executable.len() as u64;
         if bytes > MOST_EXECUTABLES {
             return Err(Status::failed_precondition(format!(
@@ -137,7 +138,7 @@ async fn executables(
 /// The executable of a module for a set.
 async fn built(
     node: &Arc<Node>,
-    builder: &Builder,
+    (builder, reference): (&Builder, &str),
     module: &Module,
     set: Set,
     until: Instant,
@@ -146,15 +147,23 @@ async fn built(
         let (store, digest) = (Arc::clone(&node.local().store), module.digest.clone());
         move || store.open_blob(&digest)
     });
-    let (file, _) = opened.await.map_err(internal)?.map_err(internal)?;
+    let opened = opened.await.map_err(internal)?;
+    let (file, _) = opened.map_err(|error| match error {
+        ImageError::NoBlob { .. } => is_another(reference),
+        error => internal(error),
+    })?;
     let made = builder.build(file, set.name(), until).await;
     let bytes = made.map_err(|error| {
-        Status::failed_precondition(format!(
+        let said = format!(
             "no executable for {} is made of the neutral module of {}: {}",
             architecture_of(set.name()),
             module.path,
             error_chain(&error)
-        ))
+        );
+        match error {
+            BuildError::Slow => Status::deadline_exceeded(said),
+            _ => Status::failed_precondition(said),
+        }
     })?;
     let (name, module) = (node.name.clone(), module.clone());
     let checked = spawn_blocking(move || checked(&name.to_string(), &module, set, &bytes).map(|()| bytes));
@@ -187,6 +196,17 @@ fn checked(node: &str, module: &Module, set: Set, bytes: &[u8]) -> Result<(), St
     Ok(())
 }
 
+/// Whether a reference still stands for the image.
+fn stands(store: &Store, named: &NamedImage) -> Result<bool, ImageError> {
+    Ok(store.named(&named.image.reference)?.is_some_and(|now| now.is_same(named)))
+}
+
+fn is_another(reference: &str) -> Status {
+    Status::aborted(format!(
+        "{reference} stands for another image by now, or for none: it was pulled, imported or removed meanwhile; repeat the command"
+    ))
+}
+
 /// The image with these executables, under its new digest.
 fn grown(
     store: &Store,
@@ -196,16 +216,11 @@ fn grown(
 ) -> Result<NamedImage, Status> {
     let mut image = named.image.clone();
     let reference = image.reference.clone();
-    let other = || {
-        Status::aborted(format!(
-            "{reference} stands for another image since the executables were begun: it was pulled, imported or removed meanwhile; repeat the command"
-        ))
-    };
     // Held by now, all of it stays if it is still there.
-    if store.named(&reference).map_err(internal)?.as_ref() != Some(named) {
-        return Err(other());
+    if !stands(store, named).map_err(internal)? {
+        return Err(is_another(&reference));
     }
-    let Some(neutral) = &mut image.neutral else { return Err(other()) };
+    let Some(neutral) = &mut image.neutral else { return Err(is_another(&reference)) };
     let paths: Vec<&str> = neutral.modules.iter().map(|module| module.path.as_str()).collect();
     let stay = image.layers.iter().map(|layer| store.has_only(layer, &paths).map(|only| !only));
     let stay = stay.collect::<Result<Vec<_>, ImageError>>().map_err(internal)?;
@@ -233,7 +248,8 @@ fn grown(
     // The former index goes with the image.
     let former = mem::replace(&mut documents.index, digest(&index)?);
     documents.further.extend([former, digest(&manifest)?, digest(&configuration)?]);
-    store.rename(named, digest(&index)?, image).map_err(internal)?.ok_or_else(other)
+    let renamed = store.rename(named, digest(&index)?, image).map_err(internal)?;
+    renamed.ok_or_else(|| is_another(&reference))
 }
 
 fn keep(store: &Store, blob: &Blob) -> Result<(), Status> {
@@ -279,12 +295,25 @@ async fn tell_services(node: &Arc<Node>, named: &NamedImage, set: Set) -> Result
         };
         let Some(owned) = node.state.service(&name).map_err(internal)? else { continue };
         let mut service = owned.service;
-        if lacks(&service) {
-            service.platforms.push(platform.clone());
-            if node.state.change_service(&service).map_err(internal)? {
-                told.with += 1;
-                node.events.tell("service", "updated", &name, "");
+        if !lacks(&service) {
+            continue;
+        }
+        service.platforms.push(platform.clone());
+        let change = spawn_blocking({
+            let (node, named) = (Arc::clone(node), named.clone());
+            move || {
+                // No service gets layers that were removed meanwhile; from here on it keeps them itself.
+                let store = &node.local().store;
+                let _hold = store.hold();
+                match stands(store, &named).map_err(internal)? {
+                    true => node.state.change_service(&service).map_err(internal),
+                    false => Err(is_another(&named.image.reference)),
+                }
             }
+        });
+        if change.await.map_err(internal)?? {
+            told.with += 1;
+            node.events.tell("service", "updated", &name, "");
         }
     }
     Ok(told)

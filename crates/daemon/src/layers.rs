@@ -39,7 +39,7 @@ fn used<'a>(
         node.local().journal.unfinished().map_err(internal)?.into_iter().map(|entry| entry.service);
     let mut used: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for service in services.chain(migrating) {
-        let of_image = images.iter().filter(|(layers, _)| *layers == service.layers);
+        let of_image = images.iter().filter(|(layers, _)| !layers.is_empty() && *layers == service.layers);
         let of_image = of_image.flat_map(|(_, named)| named.image.blobs()).cloned();
         for digest in service.blobs().map_err(internal)?.into_iter().chain(of_image) {
             used.entry(digest).or_default().insert(service.name.to_string());

@@ -42,6 +42,9 @@ pub(crate) fn check(store: &Store, image: &Image) -> Result<(), String> {
             let mode = file.metadata()?.mode();
             let mut bytes = Vec::new();
             (&file).take(MOST_EXECUTABLE + 1).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 > MOST_EXECUTABLE {
+                return Err(io::Error::other(format!("it has more than {} MiB", MOST_EXECUTABLE >> 20)));
+            }
             Ok((bytes, mode))
         };
         let (bytes, mode) = read().map_err(|error| format!("{path} cannot be read: {error}"))?;

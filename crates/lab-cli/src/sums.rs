@@ -49,22 +49,25 @@ pub(crate) struct Shape {
     pub(crate) threads: u32,
     /// That say nothing, beside the one of the client.
     pub(crate) connections: u32,
+    /// Threads of the first process that compute without a pause.
+    pub(crate) computing: u32,
     /// Of all processes, in bytes.
     pub(crate) memory: u64,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { processes: 1, threads: 1, connections: 0, memory: 64 << 20 }
+        Self { processes: 1, threads: 1, connections: 0, computing: 0, memory: 64 << 20 }
     }
 }
 
 impl Shape {
     /// What the program is started with.
     pub(crate) fn words(&self, port: u16) -> Vec<String> {
-        let Self { processes, threads, connections, memory } = *self;
-        let numbers = [u64::from(port), threads.into(), memory, processes.into(), connections.into()];
-        numbers.map(|number| number.to_string()).to_vec()
+        let Self { processes, threads, connections, computing, memory } = *self;
+        let more = [processes, connections, computing].map(u64::from);
+        let numbers = [&[u64::from(port), threads.into(), memory], &more[..]].concat();
+        numbers.iter().map(ToString::to_string).collect()
     }
 }
 
@@ -192,17 +195,14 @@ impl Client {
     }
 
     fn stop(self) -> anyhow::Result<()> {
-        // The service ends with the connection that asks.
-        for stream in &self.idle {
-            stream.set_nonblocking(true)?;
-            let said = stream.peek(&mut [0]).map_err(|error| error.kind());
-            ensure!(
-                said == Err(io::ErrorKind::WouldBlock),
-                "a connection that says nothing was lost: {said:?}"
-            );
-        }
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_else(|_| bail!("the client has panicked"))
+        self.thread.join().unwrap_or_else(|_| bail!("the client has panicked"))?;
+        // With its end the service says something on the others.
+        for mut stream in self.idle {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.read_exact(&mut [0]).context("a connection that had said nothing")?;
+        }
+        Ok(())
     }
 }
 

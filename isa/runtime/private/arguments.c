@@ -5,11 +5,14 @@
 
 enum {
     AT_NULL = 0,
+    AT_IGNORE = 1,
     AT_PAGESZ = 6,
     AT_UID = 11,
     AT_EGID = 14,
+    AT_PLATFORM = 15,
     AT_CLKTCK = 17,
     AT_SECURE = 23,
+    AT_BASE_PLATFORM = 24,
     AT_RANDOM = 25,
     AT_EXECFN = 31
 };
@@ -57,6 +60,10 @@ static unsigned long *copy_auxv(struct gw_thread *thread, unsigned long *auxv) {
         if (type == AT_RANDOM || type == AT_EXECFN) {
             uint64_t bytes = type == AT_RANDOM ? RANDOM_BYTES : gw_string_length((const char *)*value) + 1;
             *value = (unsigned long)__builtin_memcpy(reserve(thread, bytes), (const void *)*value, bytes);
+        } else if (type == AT_PLATFORM || type == AT_BASE_PLATFORM) {
+            // Words that stay where they are, and go with the stack.
+            auxv[2 * i] = AT_IGNORE;
+            continue;
         } else if (type != AT_PAGESZ && type != AT_SECURE && type != AT_CLKTCK && !(type >= AT_UID && type <= AT_EGID))
             continue;
         *next++ = type;
@@ -113,22 +120,20 @@ void gw_give_up_first_stack(const struct gw_first_stack *stack, const struct gw_
         .auxv_bytes = (uint32_t)((entries_of(stack->auxv) + 1) * 2 * sizeof *stack->auxv),
         .executable = UINT32_MAX, // as it is
     };
-    // Another order of things than below: it is not known what would be unmapped.
-    if (stack->end == 0 || stack->end % GW_PAGE != 0)
+    // Another order of things than below, or other pages: it is not known what would be unmapped.
+    if (stack->page != GW_PAGE || stack->end == 0 || stack->end % GW_PAGE != 0)
         return;
     if (gw_call(GW_NR_prctl, PR_SET_MM, PR_SET_MM_MAP, (long)&map, sizeof map, 0, 0) != 0)
         return;
     uint64_t begin = (stack->begin & -GW_PAGE) - below;
-    long error = gw_call(GW_NR_munmap, (long)begin, (long)(stack->end - begin), 0, 0, 0, 0);
-    if (error != 0)
-        gw_fail("cannot unmap the first stack", 0, error);
+    (void)gw_call(GW_NR_munmap, (long)begin, (long)(stack->end - begin), 0, 0, 0, 0);
 }
 
 // What the kernel has put on it (create_elf_tables of fs/binfmt_elf.c): the name of the executable is the last string,
 // and a null pointer behind it ends the stack.
 void gw_find_first_stack(long *kernel_stack, struct gw_first_stack *stack) {
     stack->begin = (uint64_t)kernel_stack;
-    stack->end = 0;
+    stack->end = stack->page = 0;
     stack->argc = (int)kernel_stack[0];
     stack->argv = (char **)(kernel_stack + 1);
     stack->envp = stack->argv + stack->argc + 1;
@@ -137,6 +142,8 @@ void gw_find_first_stack(long *kernel_stack, struct gw_first_stack *stack) {
         behind++;
     stack->auxv = (unsigned long *)(behind + 1);
     for (const unsigned long *entry = stack->auxv; entry[0] != AT_NULL; entry += 2)
-        if (entry[0] == AT_EXECFN)
+        if (entry[0] == AT_PAGESZ)
+            stack->page = entry[1];
+        else if (entry[0] == AT_EXECFN)
             stack->end = entry[1] + gw_string_length((const char *)entry[1]) + 1 + sizeof(void *);
 }

@@ -69,6 +69,7 @@ void gw_drop_spill(uint32_t slot);
 // arguments.c
 struct gw_first_stack {
     uint64_t begin, end; // from what the kernel has put on it; no end: none was found
+    uint64_t page;       // the kernel's pages
     int argc;
     char **argv;
     char **envp;

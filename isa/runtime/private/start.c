@@ -125,8 +125,10 @@ static long begin(void *unused) {
     struct gw_thread *thread = gw_thread_of_slot(0);
     const struct gw_settings *set = &gw_settings;
     // Words of the settings are still on it.
-    if (!set->save && !set->resume && !set->messages && !set->next)
+    if (!set->save && !set->resume && !set->messages && !set->next) {
+        gw_settings.environment = 0;
         gw_give_up_first_stack(&first_stack, &arguments);
+    }
     if (gw_settings.save)
         gw_note_inherited_descriptors();
 

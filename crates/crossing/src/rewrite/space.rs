@@ -43,8 +43,10 @@ pub(super) fn bounds_fit(stack: u64, bounds: &KernelBounds, address_end: u64) ->
     let KernelBounds { heap, arguments, environment } = bounds;
     // The runtime has them on the main thread's data stack; a program can have them elsewhere (`PR_SET_MM`).
     let goes_along = |range: &Range<u64>| {
-        let is_variable = DATA.start <= range.start && range.end <= DATA.end;
-        is_of_first_stack(range) || is_variable || is_of_plan(range)
+        // Without a variable its environment is the place behind the arguments.
+        let place = if range.is_empty() { range.start..range.start.saturating_add(1) } else { range.clone() };
+        let is_variable = DATA.start <= place.start && place.end <= DATA.end;
+        is_of_first_stack(&place) || is_variable || is_of_plan(&place)
     };
     // The kernel puts it behind the executable. Programs have a heap of the runtime's.
     let is_heap = |range: &Range<u64>| DATA.end <= range.start && range.end <= HEAP.start;
@@ -198,8 +200,10 @@ fn overlapping<'a, 'b>(
     areas[first..].iter().take_while(|area| area.range.start < range.end)
 }
 
+/// The one that the kernel has made. Of the main thread's native stack, which it takes for the stack once it was told so, no
+/// page goes along.
 fn is_first_stack(area: &MappedArea<'_>, stack: u64) -> bool {
-    area.grows_down() && area.range.contains(&stack)
+    area.grows_down() && area.range.contains(&stack) && is_of_first_stack(&area.range)
 }
 
 fn of_executable<'a>(executable: &Executable, file: u32) -> Vec<MappedArea<'a>> {

@@ -242,6 +242,11 @@ fn what_the_kernel_has_the_addresses_of_is_where_a_process_has_it() {
     says(&[(7, HEAP.start + 1)], "has its heap of the kernel's at 0x9e98f000, where");
     // Where a program can have moved them to.
     says(&[(8, HEAP.start), (9, HEAP.start + 9), (10, DATA.start), (11, DATA.start)], "");
+    let arguments = Slot::MAIN.quarter(Quarter::DataStack);
+    let (begin, end) = (arguments.end - 64, arguments.end - 8);
+    says(&[(8, begin), (9, end), (10, end), (11, end)], "");
+    says(&[(8, end), (9, end), (10, end), (11, end)], "");
+    says(&[(10, arguments.start - 8), (11, arguments.start - 8)], "has its environment at");
     says(&[(8, 0x7000_0000), (9, 0x7000_0010)], "has its list of arguments at 0x70000000, where");
     says(&[(8, 1 << 47), (9, (1 << 47) + 1)], "has memory at 0x800000000000");
     says(&[(10, 7)], "has its environment at 0x7, where");

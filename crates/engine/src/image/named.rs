@@ -35,6 +35,14 @@ pub struct NamedImage {
     pub pulled_ms: i64,
 }
 
+impl NamedImage {
+    /// Whether it is the same image under the same name, whenever it came.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.digest, &self.image) == (&other.digest, &other.image)
+    }
+}
+
 /// A name as users of Docker write it, whole: `redis` is `docker.io/library/redis:latest`.
 ///
 /// # Errors
@@ -59,7 +67,11 @@ impl Store {
     ) -> Result<Option<NamedImage>, ImageError> {
         let _alone = self.naming();
         let now = self.named(&before.image.reference)?;
-        if now.as_ref() == Some(before) { self.name_now(digest, image).map(Some) } else { Ok(None) }
+        if now.is_some_and(|now| now.is_same(before)) {
+            self.name_now(digest, image).map(Some)
+        } else {
+            Ok(None)
+        }
     }
 
     fn naming(&self) -> MutexGuard<'_, ()> {

@@ -14,10 +14,14 @@ use godwit_cli::{
 use godwit_lab::Lab;
 use serde_json::Value;
 
-use super::{Args, Lines, Verdict, draw, picture::Row, quantile, values};
+use super::{
+    Args, Lines, Verdict, draw,
+    picture::{Paper, Row},
+    quantile, values,
+};
 use crate::{
     bench::Bed,
-    picture::{BLUE, GREEN, GREY, ORANGE, PURPLE},
+    picture::{BLUE, GREEN, GREY, PURPLE},
     trial::{self, ADDRESS, Clients, DESTINATION, SERVICE, SOURCE},
 };
 
@@ -35,7 +39,7 @@ const MODES: [(Mode, &str); 4] = [
 /// What is judged: how many times longer cold is than precopy, and how many more bytes cross.
 const GOAL_RATIO: f64 = 5.0;
 const GOAL_BYTES: f64 = 0.01;
-const PAPER_MS: [f64; 2] = [300.0, 1000.0];
+const PAPER: Paper = Paper { label: "the paper, live: below 1 s", from: 0.0, to: 1000.0 };
 
 pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()> {
     let runs = if args.quick { 1 } else { RUNS };
@@ -120,8 +124,7 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
             for series in ["plain", "crossing"] {
                 let found = of(mode, series, "downtime_ms");
                 let at = |part| quantile(&found, part);
-                if let (Some(low), Some(high)) = (at(0.0), at(1.0)) {
-                    let middle = at(0.5);
+                if let (Some(low), Some(middle), Some(high)) = (at(0.0), at(0.5), at(1.0)) {
                     drawn.push(Row {
                         label: format!("{megabytes} MB, {mode}, {series}"),
                         colour,
@@ -150,8 +153,11 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
             holds: ratio.is_some_and(|ratio| ratio >= GOAL_RATIO),
         });
     }
-    let [low, high] = PAPER_MS;
-    drawn.push(Row { label: "the paper: live".to_owned(), colour: ORANGE, low, middle: None, high });
-    draw(path, "Downtime of a Redis as its client sees it: shortest, median, longest", &drawn, None)?;
+    draw(
+        path,
+        "Downtime of a Redis as its client sees it: shortest, median, longest",
+        (&drawn, &PAPER),
+        None,
+    )?;
     Ok(verdicts)
 }

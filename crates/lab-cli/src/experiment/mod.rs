@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Which one
     #[arg(value_enum)]
     experiment: Experiment,
-    /// Take a tenth of the samples
+    /// Take a tenth of the samples; of moves the least
     #[arg(long)]
     quick: bool,
     /// Name of the lab; one that an experiment left behind under it is taken down first
@@ -113,8 +113,10 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         () = interrupts.next() => Ok(None),
     };
     let lab = args.name.clone();
-    blocking(move || remove_lab(&lab)).await?;
-    if outcome?.is_none() {
+    let removed = blocking(move || remove_lab(&lab)).await;
+    let outcome = outcome?;
+    removed?;
+    if outcome.is_none() {
         output::note("Error: ended by Ctrl-C before all was measured");
         return Ok(ExitCode::from(INTERRUPTED));
     }
@@ -166,7 +168,12 @@ fn milliseconds(value: Option<f64>) -> String {
     value.map(output::millis).unwrap_or_else(|| "nothing".to_owned())
 }
 
-fn draw(path: &Path, title: &str, rows: &[picture::Row], goal: Option<f64>) -> anyhow::Result<()> {
+fn draw(
+    path: &Path,
+    title: &str,
+    rows: (&[picture::Row], &picture::Paper),
+    goal: Option<f64>,
+) -> anyhow::Result<()> {
     picture::draw(path, title, rows, goal).with_context(|| format!("{} cannot be drawn", path.display()))
 }
 

@@ -4,6 +4,7 @@
 //! come to polls, also in loops, and system calls that wait are ended.
 
 use std::{
+    fs,
     path::Path,
     process::{Child, Command, Stdio},
     sync::{
@@ -20,9 +21,13 @@ use godwit_isa_plan::RECORD;
 use godwit_memory::process::Process;
 use serde_json::json;
 
-use super::{Args, Lines, Verdict, draw, milliseconds, picture::Row, quantile, scratch, values};
+use super::{
+    Args, Lines, Verdict, draw, milliseconds,
+    picture::{Paper, Row},
+    quantile, scratch, values,
+};
 use crate::{
-    picture::{BLUE, GREY, ORANGE},
+    picture::{BLUE, ORANGE},
     sums::{self, Shape},
     trial::blocking,
 };
@@ -37,8 +42,7 @@ const LOOK: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_secs(30);
 /// What is judged: 99 of 100 come to rest in less, with a processor free.
 const GOAL_MS: f64 = 10.0;
-/// "Tens to hundreds of milliseconds".
-const PAPER_MS: [f64; 2] = [10.0, 500.0];
+const PAPER: Paper = Paper { label: "the paper: tens to hundreds of ms", from: 10.0, to: 1000.0 };
 
 pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()> {
     let requests = if args.quick { REQUESTS / 10 } else { REQUESTS };
@@ -70,11 +74,10 @@ pub(super) fn tell(rows: &[serde_json::Value], path: &Path) -> anyhow::Result<Ve
     let (mut drawn, mut verdicts) = (Vec::new(), Vec::new());
     for (load, colour) in [("idle", BLUE), ("busy", ORANGE)] {
         for threads in THREADS {
-            let found = values(rows, &[("load", load.into()), ("threads", threads.into())], "park_ms");
+            let found = values(rows, &[("load", load.into()), ("threads", threads.into())], "seen_ms");
             let at = |part| quantile(&found, part);
             let label = format!("threads: {threads}, {load}");
-            if let (Some(low), Some(high)) = (at(0.5), at(1.0)) {
-                let middle = at(0.99);
+            if let (Some(low), Some(middle), Some(high)) = (at(0.5), at(0.99), at(1.0)) {
                 drawn.push(Row { label: label.clone(), colour, low, middle, high });
             }
             if load == "idle" {
@@ -87,38 +90,63 @@ pub(super) fn tell(rows: &[serde_json::Value], path: &Path) -> anyhow::Result<Ve
             }
         }
     }
-    let [low, high] = PAPER_MS;
-    drawn.push(Row { label: "the paper".to_owned(), colour: GREY, low, middle: None, high });
-    draw(path, "From the request until all threads rest: median, 99 %, longest", &drawn, Some(GOAL_MS))?;
+    draw(
+        path,
+        "From the request until all threads rest: median, 99 %, longest",
+        (&drawn, &PAPER),
+        Some(GOAL_MS),
+    )?;
     Ok(verdicts)
 }
 
 /// A process whose threads wait and work.
 struct Service {
-    child: Child,
+    _child: Ended,
     process: Process,
     random: u64,
 }
 
 impl Service {
     fn start(program: &Path, threads: u32) -> anyhow::Result<Self> {
-        let shape = Shape { threads, memory: 8 << 20, ..Shape::default() };
-        let child = Command::new(program)
+        let shape = Shape { threads, memory: 8 << 20, computing: u32::from(threads > 1), ..Shape::default() };
+        // It ends with this program, however that ends.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(program)
             .args(shape.words(0))
             .stdin(Stdio::null())
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        let process = Process::open(child.id().try_into()?)?;
-        let service = Self { child, process, random: 0x9e37_79b9_7f4a_7c15 };
+        let child = Ended(child);
+        let pid = child.0.id();
+        let begun = Instant::now();
+        while fs::read_link(format!("/proc/{pid}/exe"))? != program {
+            ensure!(begun.elapsed() < LONGEST, "setpriv does not start {}", program.display());
+            thread::sleep(LOOK);
+        }
+        let process = Process::open(pid.try_into()?)?;
+        let service = Self { _child: child, process, random: 0x9e37_79b9_7f4a_7c15 };
         // One thread after the other begins; the last of them is in the work before its memory is written.
         service.until("does not listen", |record| record.ready)?;
-        let tasks = format!("/proc/{}/task", service.process.pid());
         let begun = Instant::now();
-        while std::fs::read_dir(&tasks)?.count() < usize::try_from(threads)? {
+        while service.listening()? < usize::try_from(threads)? {
             ensure!(begun.elapsed() < LONGEST, "the service does not start its threads");
             thread::sleep(LOOK);
         }
         Ok(service)
+    }
+
+    /// How many of its threads run, and would hear a request: those that stand still block it.
+    fn listening(&self) -> anyhow::Result<usize> {
+        let mut listening = 0;
+        for task in fs::read_dir(format!("/proc/{}/task", self.process.pid()))? {
+            let status = fs::read_to_string(task?.path().join("status"))?;
+            let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+            let blocked = blocked.context("the kernel does not tell what a thread blocks")?;
+            let bits = u64::from_str_radix(blocked.trim(), 16)?;
+            listening += usize::from(bits >> (Request::SIGNAL - 1) & 1 == 0);
+        }
+        Ok(listening)
     }
 
     /// Asks it at a random time, and lets it go on: what it says that it took, and when that was seen from outside.
@@ -134,6 +162,11 @@ impl Service {
         ensure!(rest.number == u64::from(number), "it is at rest {} and not at {number}", rest.number);
         queue(Request::GoOn(number))?;
         self.until("does not go on", |record| record.rest.is_none())?;
+        // All of its threads go on before they are asked again.
+        while self.listening()? < usize::try_from(rest.threads)? {
+            ensure!(asked.elapsed() < LONGEST, "not all threads of the service go on");
+            thread::sleep(LOOK);
+        }
         Ok((rest.park_time, seen))
     }
 
@@ -161,11 +194,14 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+/// A process that does not stay.
+struct Ended(Child);
+
+impl Drop for Ended {
     fn drop(&mut self) {
         // It may have ended by itself, which its measurement has said.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

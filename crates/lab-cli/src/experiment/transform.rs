@@ -9,17 +9,21 @@ use std::path::Path;
 use godwit_cli::migration::Mode;
 use serde_json::Value;
 
-use super::{Args, Lines, Verdict, draw, milliseconds, picture::Row, quantile, values};
+use super::{
+    Args, Lines, Verdict, draw, milliseconds,
+    picture::{Paper, Row},
+    quantile, values,
+};
 use crate::{
     bench::Bed,
-    picture::{BLUE, GREY, ORANGE},
+    picture::{BLUE, ORANGE},
     sums::{self, Shape},
 };
 
 const RUNS: u32 = 10;
 /// What is judged: the time at rest and for rewriting, and what the frozen time is longer.
 const GOAL_MS: f64 = 10.0;
-const PAPER_MS: [f64; 2] = [10.0, 100.0];
+const PAPER: Paper = Paper { label: "the paper: crossing adds 10 to 100 ms", from: 10.0, to: 100.0 };
 
 /// One of them grows at a time.
 fn shapes() -> Vec<Shape> {
@@ -81,8 +85,7 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
         for (series, colour) in [("plain", BLUE), ("crossing", ORANGE)] {
             let found = frozen(series);
             let at = |part| quantile(&found, part);
-            if let (Some(low), Some(high)) = (at(0.0), at(1.0)) {
-                let middle = at(0.5);
+            if let (Some(low), Some(middle), Some(high)) = (at(0.0), at(0.5), at(1.0)) {
                 drawn.push(Row { label: format!("{label}, {series}"), colour, low, middle, high });
             }
         }
@@ -99,14 +102,11 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
             });
         }
     }
-    let [low, high] = PAPER_MS;
-    drawn.push(Row {
-        label: "the paper: what crossing adds".to_owned(),
-        colour: GREY,
-        low,
-        middle: None,
-        high,
-    });
-    draw(path, "Frozen time of a move, as it is and crossing: shortest, median, longest", &drawn, None)?;
+    draw(
+        path,
+        "Frozen time of a move, as it is and crossing: shortest, median, longest",
+        (&drawn, &PAPER),
+        None,
+    )?;
     Ok(verdicts)
 }

@@ -1,5 +1,6 @@
 /* Arguments and environment lie one behind the other, where the kernel knows them; the kernel's own stack is gone, unless
- * the first argument is "stack". The others have to be "two words" and "last"; the environment is A=1 and B=2. */
+ * the first argument is "stack". The others have to be "two words" and "last"; the environment is A=1 and B=2, or empty
+ * where the first argument is "empty". */
 #include "check.h"
 #include <stdlib.h>
 #include <string.h>
@@ -57,11 +58,16 @@ static int is_below_end(const void *pointer) { return (unsigned long)pointer < E
 int main(int argc, char **argv)
 {
     static const char variables[] = "A=1\0B=2";
-    int stays = argc == 4 && !strcmp(argv[1], "stack");
+    int stays = argc == 4 && !strcmp(argv[1], "stack"), is_empty = argc == 4 && !strcmp(argv[1], "empty");
     size_t length = 0;
     unsigned long stack_end = 0;
 
     CHECK(argc == 4 && !strcmp(argv[2], "two words") && !strcmp(argv[3], "last") && !argv[4]);
+    if (is_empty) {
+        CHECK(!environ[0] && areas_beyond(&stack_end) == 0);
+        file_has("/proc/self/environ", "", 0);
+        return finish();
+    }
     CHECK(!strcmp(environ[0], "A=1") && !strcmp(environ[1], "B=2") && !environ[2]);
     CHECK(getenv("B") == environ[1] + 2 && !getenv("GODWIT_STATE_SAVE"));
     for (int i = 0; i < argc; i++) {
