@@ -6,10 +6,9 @@ use std::cell::RefCell;
 use std::fs;
 
 use arbitrary::Arbitrary;
-use godwit_engine::image::{
-    CROSSING, Digest, Imported, MARKED, MAX_MODULES, MODULES, Store, machine_architecture,
-};
+use godwit_engine::image::{Digest, Imported, MAX_MODULES, Store, machine_architecture};
 use godwit_fuzz::{Scratch, tar};
+use godwit_isa_plan::image::{CROSSING, MARKED, MODULES};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
