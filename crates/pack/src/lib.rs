@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 pub use documents::Run;
 pub use godwit_crossing::{ExecutableError, Set};
+pub use godwit_isa_plan::image;
 pub use growth::{Documents, Grown, GrowthError, add_platform};
 pub use layer::Blob;
 pub use program::{Module, Twins};

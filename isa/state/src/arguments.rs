@@ -1,8 +1,8 @@
 //! The command line that a captured program was started with. The runtime copies it to the top of the main thread's
-//! data stack (`copy_strings` in `isa/runtime/private/start.c`), highest first:
+//! data stack (`isa/runtime/private/arguments.c`):
 //!
 //! ```text
-//! | … | argument 1 | argument 0 | argv[0], argv[1], …, null | end of the data stack
+//! | … | argument 0 | argument 1 | … | variable 0 | … | envp[0], …, null | argv[0], argv[1], …, null | end of the data stack
 //! ```
 
 use std::ffi::OsString;
@@ -29,21 +29,26 @@ impl StateFile {
         let mut top = vec![0; MOST * 8];
         memory.read(stack.end - top.len() as u64, &mut top);
         let top: Vec<u64> = top.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        (1..MOST - 1).find_map(|count| {
+        (1..MOST - 2).find_map(|count| {
             let words = (count + 1).next_multiple_of(ALIGNMENT / 8);
             let array = stack.end - words as u64 * 8;
             let (last, arguments) = top[MOST - words..][..=count].split_last()?;
             if *last != 0 || arguments.iter().any(|pointer| !(stack.start..array).contains(pointer)) {
                 return None;
             }
-            // The first lies right below the array. The others may have been put in another order since.
-            let name = string(&memory, arguments[0], array)?;
-            if arguments[0] != array - (name.len() + 1).next_multiple_of(ALIGNMENT) as u64 {
+            // The end of the other array: else this is a part of a longer one.
+            if top.get(MOST.checked_sub(words + 1)?) != Some(&0) {
                 return None;
             }
-            let strings =
-                arguments.iter().map(|pointer| string(&memory, *pointer, array).map(OsString::from_vec));
-            strings.collect()
+            let strings: Option<Vec<_>> =
+                arguments.iter().map(|pointer| string(&memory, *pointer, array)).collect();
+            let strings = strings?;
+            // They follow one another, and the name is the first. The others may have been put in another order since.
+            let mut places: Vec<_> = arguments.iter().zip(&strings).collect();
+            places.sort_by_key(|(pointer, _)| **pointer);
+            let follow = |pair: &[(&u64, &Vec<u8>)]| *pair[0].0 + pair[0].1.len() as u64 + 1 == *pair[1].0;
+            let is_whole = places[0].0 == &arguments[0] && places.windows(2).all(follow);
+            is_whole.then(|| strings.into_iter().map(OsString::from_vec).collect())
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use godwit_isa_plan::image::{CROSSING, MARKED, MODULES};
+use godwit_pack::image::{CROSSING, MARKED, MODULES};
 use oci_spec::image::Arch;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
