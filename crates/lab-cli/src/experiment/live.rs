@@ -36,6 +36,8 @@ const MODES: [(Mode, &str); 4] = [
     (Mode::Hybrid, "hybrid"),
     (Mode::Postcopy, "postcopy"),
 ];
+/// Without snapshots: for one Redis forks, and the memory of both processes would move.
+const COMMAND: [&str; 5] = ["/usr/bin/redis-server", "--protected-mode", "no", "--save", ""];
 /// What is judged: how many times longer cold is than precopy, and how many more bytes cross.
 const GOAL_RATIO: f64 = 5.0;
 const GOAL_BYTES: f64 = 0.01;
@@ -69,6 +71,7 @@ async fn of_size(
         name: SERVICE.to_owned(),
         address: ADDRESS.to_string(),
         source: Some(Source::Image(image.to_string_lossy().into_owned())),
+        command: COMMAND.map(str::to_owned).to_vec(),
         ..RunRequest::default()
     };
     connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
