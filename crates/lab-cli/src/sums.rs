@@ -20,7 +20,7 @@ use anyhow::{Context as _, bail, ensure};
 use godwit_api::v1::{RunRequest, Ulimit, run_request::Source};
 use godwit_cli::{
     global::Global,
-    migration::{How, Mode, Outcome},
+    migration::{How, Mode},
 };
 use godwit_lab::Lab;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -101,13 +101,7 @@ pub(crate) async fn there_and_back(
                 let mut request = How::default().request(mode, SERVICE, to);
                 request.cross = cross;
                 client.lap()?;
-                let (report, _) = trial::asked(&connection, request, &quiet).await?;
-                ensure!(
-                    Outcome::of(&report) == Outcome::Moved,
-                    "it was {}: {}",
-                    report.outcome,
-                    report.reason
-                );
+                let report = trial::moves(&connection, request, &quiet).await?;
                 ensure!(
                     report.set.is_empty() != cross,
                     "a move with cross: {cross} reports the set {:?}",

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use godwit_api::v1::{MigrateRequest, MigrationReport, RunRequest, migration_event, run_request::Source};
 use godwit_cli::{
     client::Connection,
@@ -327,6 +327,18 @@ pub(crate) async fn asked(
         Some(outcome) => Ok((outcome?, moments)),
         None => bail!("godwitd ended the migration of {service} without a report"),
     }
+}
+
+/// One move as a request says, which must end at the destination.
+pub(crate) async fn moves(
+    connection: &Connection,
+    request: MigrateRequest,
+    global: &Global,
+) -> anyhow::Result<MigrationReport> {
+    let (report, _) = asked(connection, request, global).await?;
+    let MigrationReport { name, outcome, reason, .. } = &report;
+    ensure!(Outcome::of(&report) == Outcome::Moved, "the move of {name} ended as {outcome}: {reason}");
+    Ok(report)
 }
 
 impl Moments {

@@ -228,7 +228,7 @@ async fn add_platform(args: AddPlatform, global: &Global) -> anyhow::Result<Exit
     let image = image.context("the daemon does not say which image it is now")?;
     for service in &left_out {
         output::note(&format!(
-            "{service} does not have the platform yet, since something else is done to it; repeat the command for it"
+            "{service} does not have the platform yet, since another operation on it is under way; repeat the command when that has ended"
         ));
     }
     tell(&image, global)?;

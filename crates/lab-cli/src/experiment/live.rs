@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use godwit_api::v1::{RunRequest, run_request::Source};
 use godwit_cli::{
     global::Global,
-    migration::{How, Mode, Outcome},
+    migration::{How, Mode},
 };
 use godwit_lab::Lab;
 use serde_json::Value;
@@ -84,13 +84,7 @@ async fn of_size(
                 for to in [DESTINATION, SOURCE] {
                     let mut request = How::default().request(mode, SERVICE, to);
                     request.cross = cross;
-                    let (report, _) = trial::asked(&connection, request, &quiet).await?;
-                    ensure!(
-                        Outcome::of(&report) == Outcome::Moved,
-                        "it was {}: {}",
-                        report.outcome,
-                        report.reason
-                    );
+                    let report = trial::moves(&connection, request, &quiet).await?;
                     let seen;
                     (clients, seen) = clients.watch().await?;
                     ensure!(seen.is_clean(), "the client {}", seen.loss().unwrap_or_default());
