@@ -99,6 +99,33 @@ void CloneBody::findAlwaysDerived() {
   AlwaysDerived = SetVector<Instruction *>(Sorted.begin(), Sorted.end());
 }
 
+static CallInst *anchorOf(Function &F) {
+  Function *Drop = F.getParent()->getFunction(name::Anchor);
+  for (User *U : Drop ? Drop->users() : iterator_range<Value::user_iterator>(F.user_end(), F.user_end()))
+    if (auto *Call = dyn_cast<CallInst>(U); Call && Call->getFunction() == &F)
+      return Call;
+  return nullptr;
+}
+
+void CloneBody::dropAnchor(IRBuilderBase &B, function_ref<Value *(Value *)> Again) {
+  CallInst *Anchor = anchorOf(F);
+  if (!Anchor)
+    return;
+  SmallVector<Value *> Arguments;
+  for (Value *Address : Anchor->args()) {
+    // A constant distance from the frame, which is computed where it is used (DataStack.cpp).
+    Instruction *Here = cast<GetElementPtrInst>(Address)->clone();
+    Here->setOperand(0, Again(Here->getOperand(0)));
+    Arguments.push_back(B.Insert(Here));
+  }
+  CallInst *Drop = B.CreateCall(Anchor->getCalledFunction(), Arguments);
+  Drop->addFnAttr(Attribute::ReturnsTwice);
+  BasicBlock *Landing = cast<BranchInst>(Anchor->getParent()->getTerminator())->getSuccessor(0);
+  auto *Behind = BasicBlock::Create(C, "gw.anchored", Clone);
+  B.CreateCondBr(B.CreateIsNotNull(Drop), cloned(Landing), Behind);
+  B.SetInsertPoint(Behind);
+}
+
 // Computes a value again in each block that uses it. Its operands are saved wherever it would be live, so they are at
 // hand there; and it needs no merging of the ways from all sites, which is most of what such a clone would consist of.
 void CloneBody::deriveAtUses(Instruction *Derived) {

@@ -20,8 +20,12 @@ enum ControlBlock : uint16_t {
   OffFrame = 32,
   OffSite = 40,
   OffJumpFrame = 48,
+  OffAnchors = 112,
   OffTls = 2048,
 };
+
+// Bytes of an anchor (struct gw_anchor of isa/runtime/private/private.h). Its first word is the anchor before it.
+inline constexpr unsigned AnchorSize = 256;
 
 // Functions of the private runtime that the passes insert calls to.
 namespace name {
@@ -35,6 +39,8 @@ inline constexpr llvm::StringLiteral Repack = "__gw_repack";
 inline constexpr llvm::StringLiteral SetJump = "__gw_setjmp";
 inline constexpr llvm::StringLiteral LongJump = "__gw_longjmp";
 inline constexpr llvm::StringLiteral Landed = "__gw_landed";
+// An anchor: where a function that calls sigsetjmp can be reached natively, once it has been left by a fault.
+inline constexpr llvm::StringLiteral Anchor = "__gw_anchor";
 // Never defined: stands for "is a longjmp to this frame on its way?" between the setjmp and the capture pass.
 inline constexpr llvm::StringLiteral JumpPending = "__gw_jump_pending";
 inline constexpr llvm::StringLiteral Sites = "__gw_sites";

@@ -75,6 +75,7 @@ void MemoryCloner::addGroup(BasicBlock *Group, Type *Class, ArrayRef<const Site 
   auto *Left = BasicBlock::Create(C, "gw.left", Clone);
   auto *GoOn = BasicBlock::Create(C, "gw.go.on", Clone);
   IRBuilder<> B(Group);
+  dropAnchor(B, [&](Value *V) { return Map.lookup(V); });
   Value *Next = B.CreateCall(M.getOrInsertFunction(name::Next, B.getPtrTy()));
   CallInst *Result = B.CreateCall(FunctionType::get(Class, false), Next);
   if (Members.size() == 1)

@@ -5,6 +5,11 @@
 // early return of all frames; the one it names does not return but goes to its landing, which reloads the values and
 // goes on behind the setjmp. After each call the question "is a longjmp to me on its way?" stands as a call of
 // __gw_jump_pending, which the capture pass moves off the hot path.
+//
+// A fault interrupts a function in mid-instruction, where nothing returns early. So in a program that calls sigsetjmp
+// each function with a setjmp drops an anchor when it begins: a call that returns once more, to the landing, when the
+// handler of a fault below it has called longjmp. Clones drop theirs anew (CloneBody.cpp). The innermost anchor is a
+// field of the thread's control block, and each has the one before it.
 #include "Frame.h"
 #include "Liveness.h"
 #include "Passes.h"
@@ -22,22 +27,27 @@ bool isSetJump(StringRef Name) {
   return Name == "setjmp" || Name == "_setjmp" || Name == "sigsetjmp" || Name == "__sigsetjmp";
 }
 
+// Whoever leaves the handler of a fault wants its mask back, and has to name it.
+bool keepsMask(StringRef Name) { return Name == "sigsetjmp" || Name == "__sigsetjmp"; }
+
 bool isLongJump(StringRef Name) { return Name == "longjmp" || Name == "_longjmp" || Name == "siglongjmp"; }
 
 class Lowering {
 public:
-  Lowering(Function &F, ArrayRef<CallInst *> SetJumps)
-      : F(F), M(*F.getParent()), C(F.getContext()), SetJumps(SetJumps) {}
+  Lowering(Function &F, ArrayRef<CallInst *> SetJumps, bool HasAnchors)
+      : F(F), M(*F.getParent()), C(F.getContext()), SetJumps(SetJumps), HasAnchors(HasAnchors) {}
   void run();
 
 private:
   void askAfterCalls();
   void lower(CallInst *Call, PHINode *Result, unsigned Number, const Liveness &Live);
+  void dropAnchor();
 
   Function &F;
   Module &M;
   LLVMContext &C;
   ArrayRef<CallInst *> SetJumps;
+  bool HasAnchors;
   AllocaInst *Identity = nullptr;
   BasicBlock *Landing = nullptr;
   SwitchInst *Which = nullptr;
@@ -98,6 +108,36 @@ void Lowering::lower(CallInst *Call, PHINode *Result, unsigned Number, const Liv
   Call->eraseFromParent();
 }
 
+// Between the locals of the entry and the rest of it; and every return takes it up.
+void Lowering::dropAnchor() {
+  BasicBlock &Entry = F.getEntryBlock();
+  SmallVector<AllocaInst *> Locals;
+  for (Instruction &I : Entry)
+    if (auto *Alloca = dyn_cast<AllocaInst>(&I); Alloca && Alloca->isStaticAlloca())
+      Locals.push_back(Alloca);
+  for (AllocaInst *Local : reverse(Locals))
+    Local->moveBefore(Entry, Entry.begin());
+  IRBuilder<> B(&Entry, Entry.begin());
+  AllocaInst *Anchor = B.CreateAlloca(ArrayType::get(B.getInt8Ty(), AnchorSize), nullptr, "gw.anchor");
+  Anchor->setAlignment(Align(16));
+  BasicBlock *Rest = SplitBlock(&Entry, Entry.getFirstNonPHIOrDbgOrAlloca());
+  Instruction *Jump = Entry.getTerminator();
+  B.SetInsertPoint(Jump);
+  CallInst *Drop =
+      B.CreateCall(M.getOrInsertFunction(name::Anchor, B.getInt32Ty(), B.getPtrTy(), B.getPtrTy()), {Anchor, Identity});
+  Drop->addFnAttr(Attribute::ReturnsTwice);
+  B.CreateCondBr(B.CreateIsNotNull(Drop), Landing, Rest);
+  Jump->eraseFromParent();
+  // Those of the functions that it has left are gone.
+  B.SetInsertPoint(Which);
+  B.CreateStore(Anchor, threadField(B, OffAnchors));
+  for (BasicBlock &BB : F)
+    if (auto *Return = dyn_cast<ReturnInst>(BB.getTerminator())) {
+      B.SetInsertPoint(Return);
+      B.CreateStore(B.CreateLoad(B.getPtrTy(), Anchor), threadField(B, OffAnchors));
+    }
+}
+
 void Lowering::run() {
   // The call's result: zero the first time, longjmp's value when landed.
   SmallVector<PHINode *> Results;
@@ -126,6 +166,8 @@ void Lowering::run() {
     auto *Inst = dyn_cast<Instruction>(V);
     addDefinitions(V, Inst ? Inst->getParent() : &F.getEntryBlock(), More);
   }
+  if (HasAnchors)
+    dropAnchor();
   F.removeFnAttr(Attribute::ReturnsTwice);
 }
 
@@ -142,6 +184,7 @@ PreservedAnalyses SetJumpPass::run(Module &M, ModuleAnalysisManager &) {
         M.getOrInsertFunction(name::LongJump, Type::getVoidTy(C), PointerType::get(C, 0), Type::getInt32Ty(C));
     F.replaceAllUsesWith(LongJump.getCallee());
   }
+  bool HasAnchors = any_of(M, [](Function &F) { return isPrivate(F) && keepsMask(F.getName()) && !F.use_empty(); });
   for (Function &F : M) {
     SmallVector<CallInst *> SetJumps;
     for (Instruction &I : instructions(F))
@@ -155,7 +198,7 @@ PreservedAnalyses SetJumpPass::run(Module &M, ModuleAnalysisManager &) {
       continue;
     }
     Count += SetJumps.size();
-    Lowering(F, SetJumps).run();
+    Lowering(F, SetJumps, HasAnchors).run();
   }
   for (Function &F : M)
     if (isPrivate(F) && isSetJump(F.getName()) && !F.use_empty())

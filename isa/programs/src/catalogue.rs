@@ -60,6 +60,13 @@ impl Program {
         }
     }
 
+    /// Whether a plain build can run under emulation. There the kernel finds no owner of a mutex with priority inheritance:
+    /// the program's numbers of threads are not its own (futex(2), ESRCH).
+    #[must_use]
+    pub fn can_be_emulated(&self) -> bool {
+        self.name != "inheritance"
+    }
+
     /// Whether its output is only right where the C library's own `long double` is binary128.
     #[must_use]
     pub fn wants_wide_library(&self) -> bool {

@@ -27,6 +27,10 @@ fn agree(kind: Kind) -> Result<()> {
     ensure!(!all.is_empty(), "there are no programs of the kind {}", kind.name());
     let mut wrong = Vec::new();
     for program in &all {
+        if !program.can_be_emulated() {
+            plain(&Compiler::plain_x86_64(), program)?;
+            continue;
+        }
         let arm = plain(&Compiler::plain_aarch64(), program)?;
         if program.wants_wide_library() {
             continue;

@@ -16,8 +16,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 const SELECTION: [(Kind, &[&str]); 4] = [
     (Kind::Language, &["callbacks", "goto", "int128", "jumps", "loops_left", "sorting", "varargs"]),
     (Kind::Kernels, &["ft", "kmeans"]),
-    (Kind::Threads, &["cancel", "ends", "synchronise"]),
-    (Kind::Signals, &["handlers", "interrupts", "jumps_out", "past_the_end", "pending", "time_outs"]),
+    (Kind::Threads, &["cancel", "ends", "inheritance", "synchronise"]),
+    (
+        Kind::Signals,
+        &["faults_left", "handlers", "interrupts", "jumps_out", "past_the_end", "pending", "time_outs"],
+    ),
 ];
 
 fn stress(program: &Program, random: &mut fastrand::Rng) -> Result<Vec<String>> {

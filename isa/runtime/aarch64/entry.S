@@ -71,6 +71,54 @@ gw_clone:
     brk #1
     .size gw_clone, . - gw_clone
 
+// int __gw_anchor(struct gw_anchor *anchor, void *frame): keeps what a function has from its caller, and where this returns
+// to; it is the thread's innermost anchor then.
+    .globl __gw_anchor
+    .type __gw_anchor, %function
+__gw_anchor:
+    mrs x9, tpidr_el0
+    ldr x10, [x9, #112] // gw_thread.anchors
+    str x10, [x0]
+    str x1, [x0, #8]
+    ldr w10, [x9, #96] // gw_thread.uninterrupted
+    str w10, [x0, #16]
+    mov x10, sp
+    stp x30, x10, [x0, #24]
+    stp x19, x20, [x0, #40]
+    stp x21, x22, [x0, #56]
+    stp x23, x24, [x0, #72]
+    stp x25, x26, [x0, #88]
+    stp x27, x28, [x0, #104]
+    str x29, [x0, #120]
+    stp d8, d9, [x0, #128]
+    stp d10, d11, [x0, #144]
+    stp d12, d13, [x0, #160]
+    stp d14, d15, [x0, #176]
+    str x0, [x9, #112]
+    mov w0, #0
+    ret
+    .size __gw_anchor, . - __gw_anchor
+
+// void gw_return_to(const struct gw_anchor *anchor): returns 1 from the call of __gw_anchor.
+    .globl gw_return_to
+    .type gw_return_to, %function
+gw_return_to:
+    ldp x30, x10, [x0, #24]
+    ldp x19, x20, [x0, #40]
+    ldp x21, x22, [x0, #56]
+    ldp x23, x24, [x0, #72]
+    ldp x25, x26, [x0, #88]
+    ldp x27, x28, [x0, #104]
+    ldr x29, [x0, #120]
+    ldp d8, d9, [x0, #128]
+    ldp d10, d11, [x0, #144]
+    ldp d12, d13, [x0, #160]
+    ldp d14, d15, [x0, #176]
+    mov sp, x10
+    mov w0, #1
+    ret
+    .size gw_return_to, . - gw_return_to
+
 // long __gw_native(long number, long a, …, long f). Between begin and end the call has not taken effect, also when the
 // kernel is about to restart it: a request that arrives there (GW_REQUEST_CAPTURE or _SIGNAL) makes it GW_ABANDONED.
     .globl __gw_native

@@ -83,11 +83,11 @@ NOSUSPEND static long create_timer(long clock, const int *event, long timer) {
     return error != 0 ? error : __gw_kernel(NR_timer_create, clock, (long)event, timer, 0, 0, 0);
 }
 
-// Locks with inherited priority hold the kernel's numbers of threads in the program's memory.
-NOSUSPEND static int is_of_priority_inheritance(long operation) {
-    enum { COMMAND = 127, LOCK_PI = 6, UNLOCK_PI, TRYLOCK_PI, WAIT_REQUEUE_PI = 11, CMP_REQUEUE_PI, LOCK_PI2 };
+// Those that move waiters to a lock with inherited priority; see inheritance.c for the lock.
+NOSUSPEND static int moves_waiters(long operation) {
+    enum { COMMAND = 127, WAIT_REQUEUE_PI = 11, CMP_REQUEUE_PI };
     long command = operation & COMMAND;
-    return (command >= LOCK_PI && command <= TRYLOCK_PI) || (command >= WAIT_REQUEUE_PI && command <= LOCK_PI2);
+    return command == WAIT_REQUEUE_PI || command == CMP_REQUEUE_PI;
 }
 
 // The list is remembered only. The C library goes through it when a thread ends; the kernel would compare the owners
@@ -141,7 +141,7 @@ NOSUSPEND long gw_own_call(long nr, long a, long b, long c, long d, long e, long
     case NR_get_robust_list:
         return get_robust_list((int)a, (uint64_t *)b, (uint64_t *)c);
     case NR_futex:
-        if (is_of_priority_inheritance(b))
+        if (moves_waiters(b))
             return -ENOSYS;
         break;
     case NR_timer_create:

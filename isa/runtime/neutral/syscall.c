@@ -2,6 +2,7 @@
 // ended before it took effect is issued again behind the poll, unless it was waiting and a handler has run that ends
 // it. When a call is over, so are the handlers of the signals that it has let through.
 #include "identity.h"
+#include "inheritance.h"
 #include "memory.h"
 #include "processes.h"
 #include "signals.h"
@@ -91,6 +92,8 @@ static inline long perform(volatile int *cancel, long nr, long a, long b, long c
 long __gw_syscall(long nr, long a, long b, long c, long d, long e, long f) {
     if (nr == NR_clone && gw_is_vfork(a, b))
         return gw_vfork(a, (long *)c);
+    if (gw_is_lock_call(nr, b))
+        return gw_lock_call((uint32_t *)a, b, d);
     return gw_is_wait(nr) ? gw_waiting_call(0, nr, a, b, c, d, e, f) : perform(0, nr, a, b, c, d, e, f);
 }
 

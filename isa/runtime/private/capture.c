@@ -109,7 +109,11 @@ __attribute__((preserve_all)) void __gw_poll_slow(void) {
     // A handler that is captured, or left by longjmp, has started the early return, which the caller goes on with. Its
     // frames lie below the caller's, so at a resume it goes on in place of this call.
     while (thread->request & GW_REQUEST_SIGNAL) {
-        __gw_deliver();
+        // It may also be left from the handler of a fault that it has caused.
+        struct gw_anchor anchor;
+        if (__gw_anchor(&anchor, 0) == 0)
+            __gw_deliver();
+        thread->anchors = anchor.before;
         if (thread->state != GW_RUNNING)
             return;
     }

@@ -96,6 +96,27 @@ static int is_fault(const struct gw_signal_info *information) {
     return information->code > 0 && (gw_signal_bit(information->signal) & GW_FAULTS);
 }
 
+// A longjmp has left the handler of a fault. What the fault has interrupted returns to nobody; the activation that the
+// longjmp goes to is left natively, or where it is further out than a poll, that.
+static _Noreturn void leave_fault(struct gw_thread *thread, void *native_context) {
+    struct gw_signals *signals = gw_signals_of(thread);
+    struct gw_anchor *anchor = thread->anchors;
+    while (anchor && anchor->frame && anchor->frame != thread->jump_frame)
+        anchor = anchor->before;
+    if (!anchor)
+        gw_fail("longjmp out of the handler of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGTRAP raised by an "
+                "instruction) to a function that has returned, or in a program that never calls sigsetjmp",
+                0, 0);
+    thread->uninterrupted = anchor->uninterrupted;
+    thread->anchors = anchor;
+    set_mask_behind(native_context, gw_kernel_mask(signals) & ~bit_of_request());
+    uint64_t mask = gw_context_mask(native_context);
+    long error = gw_call(GW_NR_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, SIGNAL_SET_BYTES, 0, 0);
+    if (error != 0)
+        gw_fail("cannot set the signal mask", 0, error);
+    gw_return_to(anchor);
+}
+
 // The instruction cannot go on before the handler has run, so it runs here, on top of what it interrupted. Nothing is
 // captured meanwhile.
 static void run_at_once(struct gw_thread *thread, const struct gw_signal_info *information, void *native_context) {
@@ -130,11 +151,11 @@ static void run_at_once(struct gw_thread *thread, const struct gw_signal_info *i
     signals->mask = (mask | action.mask | (action.flags & GW_SA_NODEFER ? 0 : bit)) & ~GW_NEVER_BLOCKED;
     thread->data_stack = copy;
     thread->uninterrupted++;
+    // The handler may fault itself. All else waits in the kernel.
+    __gw_kernel_mask((long)~(GW_FAULTS & ~signals->mask));
     ((void (*)(int, void *, void *))action.handler)(information->signal, copy, context);
     if (thread->state != GW_RUNNING)
-        gw_fail("longjmp out of the handler of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGTRAP raised by an "
-                "instruction), which a program that can change its instruction set cannot do",
-                0, 0);
+        leave_fault(thread, native_context);
     thread->uninterrupted--;
     thread->data_stack = interrupted;
     signals->mask = context->mask[0] & ~GW_NEVER_BLOCKED;

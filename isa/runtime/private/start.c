@@ -97,6 +97,7 @@ static long call_main(void *unused) {
 long gw_run(struct gw_thread *thread, char *stack_top, long (*function)(void *), void *argument) {
     for (;;) {
         char *top = stack_top;
+        thread->anchors = 0;
         if (function == gw_call_next) {
             gw_set_fp_environment(thread->fp_environment);
             top = gw_make_room(thread, stack_top);

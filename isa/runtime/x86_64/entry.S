@@ -72,6 +72,46 @@ gw_clone:
     hlt
     .size gw_clone, . - gw_clone
 
+// int __gw_anchor(struct gw_anchor *anchor, void *frame): keeps what a function has from its caller, and where this returns
+// to; it is the thread's innermost anchor then.
+    .globl __gw_anchor
+    .type __gw_anchor, @function
+__gw_anchor:
+    movq %fs:112, %rax // gw_thread.anchors
+    movq %rax, (%rdi)
+    movq %rsi, 8(%rdi)
+    movl %fs:96, %eax // gw_thread.uninterrupted
+    movl %eax, 16(%rdi)
+    movq (%rsp), %rax
+    movq %rax, 24(%rdi)
+    leaq 8(%rsp), %rax
+    movq %rax, 32(%rdi)
+    movq %rbx, 40(%rdi)
+    movq %rbp, 48(%rdi)
+    movq %r12, 56(%rdi)
+    movq %r13, 64(%rdi)
+    movq %r14, 72(%rdi)
+    movq %r15, 80(%rdi)
+    movq %rdi, %fs:112
+    xorl %eax, %eax
+    ret
+    .size __gw_anchor, . - __gw_anchor
+
+// void gw_return_to(const struct gw_anchor *anchor): returns 1 from the call of __gw_anchor.
+    .globl gw_return_to
+    .type gw_return_to, @function
+gw_return_to:
+    movq 40(%rdi), %rbx
+    movq 48(%rdi), %rbp
+    movq 56(%rdi), %r12
+    movq 64(%rdi), %r13
+    movq 72(%rdi), %r14
+    movq 80(%rdi), %r15
+    movq 32(%rdi), %rsp
+    movl $1, %eax
+    jmpq *24(%rdi)
+    .size gw_return_to, . - gw_return_to
+
 // long __gw_native(long number, long a, …, long f). Between begin and end the call has not taken effect, also when the
 // kernel is about to restart it: a request that arrives there (GW_REQUEST_CAPTURE or _SIGNAL) makes it GW_ABANDONED.
     .globl __gw_native

@@ -39,6 +39,7 @@ struct gw_thread {
     uint32_t *child_word;   // set to zero, and its waiters woken, when the thread ends (CLONE_CHILD_CLEARTID)
     uint32_t uninterrupted; // not zero: polls do nothing, and no kernel call is given up (the handler of a fault runs)
     uint64_t robust_list;   // what set_robust_list was told, for get_robust_list
+    void *anchors;          // the innermost of them (private/capture.c); no part of a state
 };
 
 _Static_assert(offsetof(struct gw_thread, request) == 8, "isa/plugin/Program.h");
@@ -48,6 +49,7 @@ _Static_assert(offsetof(struct gw_thread, frame) == 32, "isa/plugin/Program.h");
 _Static_assert(offsetof(struct gw_thread, site) == 40, "isa/plugin/Program.h");
 _Static_assert(offsetof(struct gw_thread, jump_frame) == 48, "isa/plugin/Program.h");
 _Static_assert(offsetof(struct gw_thread, uninterrupted) == 96, "SET/entry.S");
+_Static_assert(offsetof(struct gw_thread, anchors) == 112, "isa/plugin/Program.h");
 _Static_assert(sizeof(struct gw_thread) <= 256, "the C library's part begins at 256");
 
 #define GW_LIBRARY_OFFSET 256 // the C library's part of the control block
