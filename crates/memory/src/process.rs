@@ -9,9 +9,11 @@ pub(crate) mod nameless;
 mod read;
 mod signal;
 
+use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -19,6 +21,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
+use rustix::fs::readlinkat;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 
@@ -187,6 +190,19 @@ impl Process {
     pub fn directory(&self) -> Result<PathBuf, ProcessError> {
         self.find_task()?;
         Ok(format!("/proc/self/fd/{}/task/{}", self.directory.as_raw_fd(), self.task()).into())
+    }
+
+    /// The path of its executable, as the kernel tells it (proc_pid_exe(5)).
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when the process has ended, or ends.
+    pub fn executable(&self) -> Result<PathBuf, ProcessError> {
+        self.of_task(|task| {
+            let path = format!("task/{task}/exe");
+            let read = readlinkat(&self.directory, path.as_str(), Vec::new());
+            let read = read.map_err(|errno| self.failed("find its executable", errno.into()))?;
+            Ok(OsString::from_vec(read.into_bytes()).into())
+        })
     }
 
     /// Whether the process has ended, reaped or not.

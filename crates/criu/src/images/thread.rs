@@ -1,7 +1,7 @@
 //! `core-TID.img`: a thread, and in the image of a process's first thread what the process has as a whole. What can be
 //! changed here is what depends on the instruction set; all else stays byte for byte.
 
-use super::wire::Fields;
+use super::wire::{Fields, of_numbers};
 
 /// Fields of `core_entry`.
 mod field {
@@ -237,8 +237,8 @@ impl<'a> ThreadImage<'a> {
     /// Gives each signal that has a handler the one that `change` puts into its action. A restorer is used on each set.
     pub fn change_actions(&mut self, change: impl Fn(&mut SignalAction)) -> Result<(), String> {
         self.0.change(field::TASK, |fields| {
-            let mut changed = Vec::new();
             let actions = fields.all(task::ACTIONS)?;
+            let mut changed = Vec::with_capacity(actions.len());
             if actions.len() != ACTIONS {
                 return Err(format!("it has actions of {} signals, and must have {ACTIONS}", actions.len()));
             }
@@ -252,12 +252,14 @@ impl<'a> ThreadImage<'a> {
                 }
                 let flags = number(action::FLAGS)? | RESTORER;
                 let mut action = SignalAction { signal: signals.next().unwrap_or(0), handler, restorer };
-                if handler > 1 {
-                    change(&mut action);
-                    fields.set_number(action::HANDLER, action.handler);
-                    fields.set_number(action::FLAGS, flags);
-                    fields.set_number(action::RESTORER, action.restorer);
+                if handler <= 1 {
+                    changed.push(inner.to_vec());
+                    continue;
                 }
+                change(&mut action);
+                fields.set_number(action::HANDLER, action.handler);
+                fields.set_number(action::FLAGS, flags);
+                fields.set_number(action::RESTORER, action.restorer);
                 changed.push(fields.encode());
             }
             fields.set_all(task::ACTIONS, changed);
@@ -291,8 +293,7 @@ fn kept(queue: &mut Fields<'_>, keep: impl Fn(PendingSignal) -> bool) -> Result<
 
 /// `thread_info_x86` of a thread that begins.
 fn x86(registers: &Registers) -> Vec<u8> {
-    let mut general = Fields::default();
-    for tag in 1..=27 {
+    let general = (1..=28).map(|tag| {
         let value = match tag {
             // No system call is to be issued again.
             16 => u64::MAX,
@@ -303,13 +304,13 @@ fn x86(registers: &Registers) -> Vec<u8> {
             20 => registers.stack_pointer,
             21 => 0x2b,
             22 => registers.thread_pointer,
+            // They are of 64 bits.
+            28 => 1,
             _ => 0,
         };
-        general.set_number(tag, value);
-    }
-    general.set_number(28, 1);
-    let mut floating = Fields::default();
-    for tag in 1..=8 {
+        (tag, value)
+    });
+    let floating = (1..=8).map(|tag| {
         let value = match tag {
             // All exceptions masked, and the nearest value: what a new program has.
             1 => 0x37f,
@@ -317,33 +318,23 @@ fn x86(registers: &Registers) -> Vec<u8> {
             8 => 0xffff,
             _ => 0,
         };
-        floating.set_number(tag, value);
-    }
-    floating.set_numbers(9, [0; 32]);
-    floating.set_numbers(10, [0; 64]);
+        (tag, value)
+    });
     let mut state = Fields::default();
     state.set_number(1, 0);
-    state.set_bytes(2, general.encode());
-    state.set_bytes(3, floating.encode());
+    state.set_bytes(2, of_numbers(general));
+    state.set_bytes(3, of_numbers(floating.chain([(9, 0); 32]).chain([(10, 0); 64])));
     state.encode()
 }
 
 /// `thread_info_aarch64` of a thread that begins. It has no keys of pointer authentication, so it gets new ones.
 fn aarch64(registers: &Registers) -> Vec<u8> {
-    let mut general = Fields::default();
-    general.set_numbers(1, [0; 31]);
-    general.set_number(2, registers.stack_pointer);
-    general.set_number(3, registers.program_counter);
-    general.set_number(4, 0);
-    let mut floating = Fields::default();
-    floating.set_numbers(1, [0; 64]);
-    floating.set_number(2, 0);
-    floating.set_number(3, 0);
+    let pointers = [(2, registers.stack_pointer), (3, registers.program_counter), (4, 0)];
     let mut state = Fields::default();
     state.set_number(1, 0);
     state.set_number(2, registers.thread_pointer);
-    state.set_bytes(3, general.encode());
-    state.set_bytes(4, floating.encode());
+    state.set_bytes(3, of_numbers([(1, 0); 31].into_iter().chain(pointers)));
+    state.set_bytes(4, of_numbers([(1, 0); 64].into_iter().chain([(2, 0), (3, 0)])));
     state.encode()
 }
 

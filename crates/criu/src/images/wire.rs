@@ -78,7 +78,11 @@ impl<'a> Fields<'a> {
 
     /// The message.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|field| &*field.whole).copied().collect()
+        let mut message = Vec::with_capacity(self.0.iter().map(|field| field.whole.len()).sum());
+        for field in &self.0 {
+            message.extend_from_slice(&field.whole);
+        }
+        message
     }
 
     /// The number in a field that is there once at most.
@@ -208,9 +212,7 @@ impl<'a> Fields<'a> {
 
 impl Field<'_> {
     fn number(tag: u32, number: u64) -> Self {
-        let mut whole = Vec::new();
-        encode_key(tag, WireType::Varint, &mut whole);
-        encode_varint(number, &mut whole);
+        let whole = of_numbers([(tag, number)]);
         Self { tag, whole: Cow::Owned(whole), content: Content::Number(number) }
     }
 
@@ -221,6 +223,16 @@ impl Field<'_> {
         whole.extend_from_slice(&bytes);
         Self { tag, whole: Cow::Owned(whole), content: Content::Bytes(Cow::Owned(bytes)) }
     }
+}
+
+/// A message whose fields are these numbers, in this order.
+pub(crate) fn of_numbers(numbers: impl IntoIterator<Item = (u32, u64)>) -> Vec<u8> {
+    let mut message = Vec::new();
+    for (tag, number) in numbers {
+        encode_key(tag, WireType::Varint, &mut message);
+        encode_varint(number, &mut message);
+    }
+    message
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::cgroup::{Cgroup, is_gone};
-use super::process::{self, Handle, ProcessStatus};
+use super::process::{self, Handle, ProcessStatus, Sleeping};
 use super::stop::{self, StopSignals};
 use super::{Processes, tmpfs};
 use crate::container::{ContainerConfig, EngineError, io_error};
@@ -66,8 +66,10 @@ impl Processes {
                 false => io(error),
             })?;
             let members = cgroup.members().map_err(io)?;
-            let Some(pid) = members.into_iter().find(|&pid| process::is_in_vfork(pid)) else {
-                break;
+            let sleeping: Vec<_> = members.into_iter().map(|pid| (pid, Sleeping::of(pid))).collect();
+            let Some(&(pid, _)) = sleeping.iter().find(|(_, sleeping)| sleeping.in_vfork) else {
+                let stopped = sleeping.iter().filter(|(_, sleeping)| sleeping.stopped).map(|(pid, _)| *pid);
+                return Stopped::of(config).note_and_continue(stopped.collect()).map_err(io);
             };
             cgroup.thaw().map_err(io)?;
             if begin.elapsed() > VFORK_LIMIT {
@@ -75,9 +77,6 @@ impl Processes {
             }
             tokio::time::sleep(VFORK_LOOK).await;
         }
-        let members = cgroup.members().map_err(io)?;
-        let stopped = members.into_iter().filter(|&pid| process::is_stopped_and_frozen(pid));
-        Stopped::of(config).note_and_continue(stopped.collect()).map_err(io)
     }
 
     /// PIDs in the container's PID namespace of the processes that are stopped.

@@ -83,20 +83,25 @@ pub(crate) fn unshared_bytes(statuses: &[ProcessStatus], charged: u64) -> u64 {
     anonymous.saturating_add(shared.min(charged)).max(charged)
 }
 
-/// Whether a process is stopped by a signal inside a frozen v1 cgroup, where its state letter does
-/// not tell.
-pub(crate) fn is_stopped_and_frozen(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|function| function == "do_signal_stop")
+/// Where threads of a frozen process sleep in the kernel, as far as that matters to CRIU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Sleeping {
+    /// One waits in vfork(2) for its child.
+    pub(crate) in_vfork: bool,
+    /// The process is stopped by a signal. Inside of a frozen v1 cgroup its state letter does not tell.
+    pub(crate) stopped: bool,
 }
 
-/// Whether a thread of a process waits in vfork(2) for its child; nothing else sleeps there.
-pub(crate) fn is_in_vfork(pid: u32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let place = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("wchan"));
-    threads.filter_map(|thread| place(thread).ok()).any(|function| {
-        // The compiler may have put the second into the first.
-        function == "kernel_clone" || function == "wait_for_vfork_done"
-    })
+impl Sleeping {
+    pub(crate) fn of(pid: u32) -> Self {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let place = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("wchan"));
+        threads.filter_map(|thread| place(thread).ok()).fold(Self::default(), |found, function| Self {
+            // Nothing else sleeps there. The compiler may have put the second into the first.
+            in_vfork: found.in_vfork || function == "kernel_clone" || function == "wait_for_vfork_done",
+            stopped: found.stopped || function == "do_signal_stop",
+        })
+    }
 }
 
 /// Whether a tracer waits for a process that cannot come, because its cgroup is frozen while it is

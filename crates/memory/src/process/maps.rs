@@ -50,6 +50,8 @@ pub(crate) struct Status {
     pub(crate) tracer: u64,
     /// Capabilities that it has, or can get by executing a program.
     pub(crate) capabilities: u64,
+    /// Signals that wait for the process as a whole; none where the kernel does not tell.
+    pub(crate) pending: Option<u64>,
 }
 
 impl Status {
@@ -66,7 +68,8 @@ pub(crate) fn parse_status(text: &str) -> Status {
     let number = |name: &str| {
         field(name).split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or_default()
     };
-    let bits = |name: &str| u64::from_str_radix(field(name).trim(), 16).unwrap_or(u64::MAX);
+    let told = |name: &str| u64::from_str_radix(field(name).trim(), 16).ok();
+    let bits = |name: &str| told(name).unwrap_or(u64::MAX);
     Status {
         space: field("NSpid").split_whitespace().last().and_then(|n| n.parse().ok()),
         anonymous_kib: number("RssAnon").saturating_add(number("VmSwap")),
@@ -74,6 +77,7 @@ pub(crate) fn parse_status(text: &str) -> Status {
         seccomp: number("Seccomp"),
         tracer: number("TracerPid"),
         capabilities: bits("CapPrm") | bits("CapBnd"),
+        pending: told("ShdPnd"),
     }
 }
 
@@ -240,7 +244,7 @@ VmFlags: rd wr mr mw me lo ac
     #[test]
     fn the_space_is_the_innermost_pid() {
         let status = parse_status(
-            "Name:\tx\nTracerPid:\t3\nNSpid:\t4021\t17\t1\nVmLck:\t      12 kB\nRssAnon:\t 8 kB\nVmSwap:\t 1 kB\nCapPrm:\t0000000000000400\nCapBnd:\t0000000000000021\nSeccomp:\t2\nSeccomp_filters:\t1\n",
+            "Name:\tx\nTracerPid:\t3\nNSpid:\t4021\t17\t1\nVmLck:\t      12 kB\nRssAnon:\t 8 kB\nVmSwap:\t 1 kB\nShdPnd:\t0200000000000000\nCapPrm:\t0000000000000400\nCapBnd:\t0000000000000021\nSeccomp:\t2\nSeccomp_filters:\t1\n",
         );
         assert_eq!(
             status,
@@ -250,7 +254,8 @@ VmFlags: rd wr mr mw me lo ac
                 locked_kib: 12,
                 seccomp: 2,
                 tracer: 3,
-                capabilities: 0x421
+                capabilities: 0x421,
+                pending: Some(1 << 57)
             }
         );
     }

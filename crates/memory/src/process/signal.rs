@@ -40,6 +40,15 @@ impl Process {
         self.send(signal, ptr::null())
     }
 
+    /// Whether a signal waits for the process as a whole: no thread has taken it yet.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when it has ended; else what the kernel says.
+    pub fn is_pending(&self, signal: i32) -> Result<bool, ProcessError> {
+        let pending = self.status()?.pending.unwrap_or_default();
+        Ok(pending >> (signal - 1) & 1 != 0)
+    }
+
     fn send(&self, signal: i32, information: *const Queued) -> Result<(), ProcessError> {
         let (handle, flags) = (self.pidfd.as_raw_fd(), 0);
         // SAFETY: the kernel reads 128 bytes, which are there, or none, and writes nothing.

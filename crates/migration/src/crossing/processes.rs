@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use godwit_crossing::{Area, Name, Process, areas_of_maps};
 use godwit_memory::process::{Process as Handle, ProcessError};
@@ -40,7 +40,7 @@ pub(crate) fn see_all(pids: &[u32]) -> Result<Vec<(Process, Vec<u8>)>, ProcessEr
 fn see(process: &Handle) -> Result<(Process, Vec<u8>), ProcessError> {
     let (record, bytes) = record_of(process)?;
     let directory = process.directory()?;
-    let executable = executable(process)?;
+    let executable = process.executable()?;
     let name = name(process, &executable);
     let executable = executable.into_os_string().into_vec();
     if record.is_err() {
@@ -86,18 +86,12 @@ fn failed(process: &Handle, action: &str, source: io::Error) -> ProcessError {
 
 /// What users call it.
 pub(crate) fn named(process: &Handle) -> Name {
-    let executable = executable(process).unwrap_or_default();
+    let executable = process.executable().unwrap_or_default();
     name(process, &executable)
 }
 
 fn name(process: &Handle, executable: &Path) -> Name {
     Name { pid: process.space(), name: executable.to_string_lossy().into_owned() }
-}
-
-/// The path of its executable in the service.
-pub(crate) fn executable(process: &Handle) -> Result<PathBuf, ProcessError> {
-    let read = fs::read_link(process.directory()?.join("exe"));
-    read.map_err(|source| failed(process, "find its executable", source))
 }
 
 /// Whether its executable is on another mount than its root directory. A kernel that does not tell leaves that to the images.

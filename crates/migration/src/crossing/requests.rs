@@ -4,8 +4,6 @@ use godwit_crossing::{Record, RecordError, Request};
 use godwit_isa_plan::RECORD;
 use godwit_memory::process::{Process as Handle, ProcessError};
 
-use super::processes::status;
-
 /// What a process says about rest, with the bytes in its memory; without any where there are none.
 pub(crate) fn record_of(process: &Handle) -> Result<(Result<Record, RecordError>, Vec<u8>), ProcessError> {
     let mut bytes = [0; Record::BYTES];
@@ -20,10 +18,7 @@ pub(crate) fn record_of(process: &Handle) -> Result<(Result<Record, RecordError>
 
 /// Whether a request waits for it in the kernel. One that is at rest has heard all of them a moment after they came.
 pub(crate) fn has_unheard(process: &Handle) -> Result<bool, ProcessError> {
-    let status = status(process)?;
-    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-    let pending = pending.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    Ok(pending.is_some_and(|bits| bits >> (Request::SIGNAL - 1) & 1 != 0))
+    process.is_pending(Request::SIGNAL)
 }
 
 /// What a frozen process needs to come to rest.

@@ -7,6 +7,7 @@
 //! A file says from before the first request until all have gone on, or have gone, that there may be processes at rest, also
 //! over the end of this daemon.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt as _;
@@ -21,7 +22,7 @@ use super::jobs::Wanted;
 use super::recorder::Recorder;
 use super::{Source, SourceError};
 use crate::crossing::AtRest;
-use crate::crossing::processes::{executable, named, open, present};
+use crate::crossing::processes::{named, open, present};
 use crate::crossing::requests::{ToRest, ask_to_rest, has_unheard, record_of, tell_to_go_on};
 use crate::crossing::waits::waits;
 use crate::failpoint;
@@ -39,12 +40,15 @@ const TELLING: Duration = Duration::from_secs(1);
 /// Processes that are told to go on do so in microseconds when they have a processor.
 const SETTLING: Duration = Duration::from_secs(5);
 
+/// Processes by their PIDs in the node's namespace.
+type Handles = BTreeMap<u32, Handle>;
+
 /// What a pass has found.
 enum Pass {
     /// All are at rest.
     AtRest(Vec<AtRest>),
-    /// These are not yet.
-    Asked(Vec<Handle>),
+    /// Those of `asked` are not yet.
+    Asked { asked: Vec<u32>, handles: Handles },
 }
 
 impl Source {
@@ -113,27 +117,33 @@ impl Source {
                 "{process} has not come to rest within {limit} ms (--max-park-ms): {doing}"
             ))
         };
+        let mut known = Handles::new();
         loop {
             self.local.engine.freeze(config).await?;
             self.check_not_stopped(config).await?;
             let pids = self.local.engine.processes(config).await?;
-            let passing = self.jobs.run(move |_| pass(&pids, set)).await?;
-            let asked = match passing? {
+            let passing = self.jobs.run(move |_| pass(&pids, known, set)).await?;
+            let (asked, handles) = match passing? {
                 Pass::AtRest(all) => return Ok(all),
-                Pass::Asked(asked) => asked,
+                Pass::Asked { asked, handles } => (asked, handles),
             };
             failpoint::point("source.asked").await;
             if begun.elapsed() > limit
-                && let Some(process) = asked.first()
+                && let Some(process) = asked.first().and_then(|pid| handles.get(pid))
             {
                 return Err(late(Late::of(process)));
             }
             self.local.engine.thaw(config).await?;
-            let waiting =
-                move |wanted: Wanted| until_at_rest(&asked, &|| wanted.is() && begun.elapsed() <= limit);
-            if let Some(found) = self.jobs.run(waiting).await?? {
+            let waiting = move |wanted: Wanted| {
+                let asked: Vec<_> = asked.iter().filter_map(|pid| handles.get(pid)).collect();
+                let late = until_at_rest(&asked, &|| wanted.is() && begun.elapsed() <= limit)?;
+                Ok::<_, SourceError>((late, handles))
+            };
+            let (found, handles) = self.jobs.run(waiting).await??;
+            if let Some(found) = found {
                 return Err(late(found));
             }
+            known = handles;
         }
     }
 }
@@ -151,15 +161,22 @@ impl Late {
     }
 }
 
-/// Looks at the frozen processes, and asks those that are not at rest.
-fn pass(pids: &[u32], set: Set) -> Result<Pass, SourceError> {
-    let (mut resting, mut asked) = (Vec::new(), Vec::new());
+/// Looks at the frozen processes, and asks those that are not at rest. Those that are `known` from the pass before are not
+/// opened again.
+fn pass(pids: &[u32], mut known: Handles, set: Set) -> Result<Pass, SourceError> {
+    let (mut resting, mut asked, mut handles) = (Vec::new(), Vec::new(), Handles::new());
     for &pid in pids {
-        let Some(process) = open(pid).map_err(LocalError::from)? else { continue };
+        // Another process may have its number by now.
+        let known = known.remove(&pid).filter(|process| !process.has_ended());
+        let Some(process) =
+            known.map_or_else(|| open(pid), |process| Ok(Some(process))).map_err(LocalError::from)?
+        else {
+            continue;
+        };
         match present(asked_to_rest(&process, set)) {
-            Ok(None) => {}
+            Ok(None) => continue,
             Ok(Some(Ok(Some(at_rest)))) => resting.push(at_rest),
-            Ok(Some(Ok(None))) => asked.push(process),
+            Ok(Some(Ok(None))) => asked.push(pid),
             Ok(Some(Err(cause))) => {
                 let unfit = Unfit::Process { process: named(&process), cause };
                 return Err(SourceError::NotAtRest(unfit.to_string()));
@@ -172,8 +189,9 @@ fn pass(pids: &[u32], set: Set) -> Result<Pass, SourceError> {
             }
             Err(error) => return Err(LocalError::from(error).into()),
         }
+        handles.insert(pid, process);
     }
-    Ok(if asked.is_empty() { Pass::AtRest(resting) } else { Pass::Asked(asked) })
+    Ok(if asked.is_empty() { Pass::AtRest(resting) } else { Pass::Asked { asked, handles } })
 }
 
 /// Asks a process, unless it is at rest, or asked, already; what it is to the destination if it is.
@@ -186,7 +204,7 @@ fn asked_to_rest(process: &Handle, set: Set) -> Result<Result<Option<AtRest>, Ca
     };
     match ToRest::of(&record, has_unheard(process)?) {
         ToRest::AtRest => {
-            let executable = executable(process)?.into_os_string().into_vec();
+            let executable = process.executable()?.into_os_string().into_vec();
             return Ok(Ok(Some(AtRest { pid: process.space(), record: bytes, executable })));
         }
         ToRest::Ask(number) => ask_to_rest(process, number)?,
@@ -198,25 +216,21 @@ fn asked_to_rest(process: &Handle, set: Set) -> Result<Result<Option<AtRest>, Ca
 
 /// Waits until these processes rest, have ended, or are due to be asked again; the first that does not rest, when it is no
 /// longer waited for.
-fn until_at_rest(asked: &[Handle], is_waited_for: &dyn Fn() -> bool) -> Result<Option<Late>, SourceError> {
+fn until_at_rest(asked: &[&Handle], is_waited_for: &dyn Fn() -> bool) -> Result<Option<Late>, SourceError> {
     let begun = Instant::now();
-    loop {
-        let mut late = None;
-        for process in asked {
-            if present(is_late(process)).map_err(LocalError::from)? == Some(true) {
-                late = Some(process);
-                break;
+    // One that has come to rest stays there; the next pass would see it if it did not.
+    for process in asked {
+        while present(is_late(process)).map_err(LocalError::from)? == Some(true) {
+            if !is_waited_for() {
+                return Ok(Some(Late::of(process)));
             }
+            if begun.elapsed() > AGAIN {
+                return Ok(None);
+            }
+            std::thread::sleep(LOOK);
         }
-        let Some(late) = late else { return Ok(None) };
-        if !is_waited_for() {
-            return Ok(Some(Late::of(late)));
-        }
-        if begun.elapsed() > AGAIN {
-            return Ok(None);
-        }
-        std::thread::sleep(LOOK);
     }
+    Ok(None)
 }
 
 fn is_late(process: &Handle) -> Result<bool, ProcessError> {
