@@ -99,21 +99,29 @@ void CloneBody::findAlwaysDerived() {
   AlwaysDerived = SetVector<Instruction *>(Sorted.begin(), Sorted.end());
 }
 
-static CallInst *anchorOf(Function &F) {
-  Function *Drop = F.getParent()->getFunction(name::Anchor);
-  for (User *U : Drop ? Drop->users() : iterator_range<Value::user_iterator>(F.user_end(), F.user_end()))
-    if (auto *Call = dyn_cast<CallInst>(U); Call && Call->getFunction() == &F)
-      return Call;
-  return nullptr;
+static CallInst *anchorOf(const Function &F) {
+  const Function *Drop = F.getParent()->getFunction(name::Anchor);
+  if (!Drop)
+    return nullptr;
+  auto IsHere = [&](const User *U) { return cast<CallInst>(U)->getFunction() == &F; };
+  auto Call = find_if(Drop->users(), IsHere);
+  return Call == Drop->user_end() ? nullptr : cast<CallInst>(const_cast<User *>(*Call));
+}
+
+// What both of its arguments are at a constant distance from: the frame's address (DataStack.cpp).
+static Value *frameOf(const CallInst &Anchor) {
+  return cast<GetElementPtrInst>(Anchor.getArgOperand(0))->getPointerOperand();
+}
+
+bool CloneBody::isAnchored(const Site &S) const {
+  const CallInst *Anchor = anchorOf(F);
+  return Anchor && (is_contained(S.Saved.values(), frameOf(*Anchor)) || is_contained(S.Derived, frameOf(*Anchor)));
 }
 
 void CloneBody::dropAnchor(IRBuilderBase &B, function_ref<Value *(Value *)> Again) {
   CallInst *Anchor = anchorOf(F);
-  if (!Anchor)
-    return;
   SmallVector<Value *> Arguments;
   for (Value *Address : Anchor->args()) {
-    // A constant distance from the frame, which is computed where it is used (DataStack.cpp).
     Instruction *Here = cast<GetElementPtrInst>(Address)->clone();
     Here->setOperand(0, Again(Here->getOperand(0)));
     Arguments.push_back(B.Insert(Here));

@@ -14,8 +14,10 @@ protected:
   void cloneBody();
   void findAlwaysDerived();
   void deriveAtUses(llvm::Instruction *Derived);
-  // In a function that drops an anchor (SetJump.cpp), drops one for the clone at the end of a block without terminator,
-  // and goes on behind that. `again` yields the clone's value for one of the function's.
+  // Has the function dropped an anchor (SetJump.cpp) before this site?
+  bool isAnchored(const Site &S) const;
+  // Drops one for the clone at the end of a block without terminator, and goes on behind that. `Again` yields the
+  // clone's value for one of the function's.
   void dropAnchor(llvm::IRBuilderBase &B, llvm::function_ref<llvm::Value *(llvm::Value *)> Again);
   llvm::BasicBlock *cloned(llvm::BasicBlock *BB) const { return llvm::cast<llvm::BasicBlock>(Map.lookup(BB)); }
 

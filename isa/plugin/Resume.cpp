@@ -49,7 +49,8 @@ void Cloner::addSite(const Site &S) {
     B.Insert(Again, I->getName());
     Here[I] = Again;
   }
-  dropAnchor(B, [&](Value *V) { return Here.lookup(V); });
+  if (isAnchored(S))
+    dropAnchor(B, [&](Value *V) { return Here.lookup(V); });
   Value *Next = B.CreateCall(M.getOrInsertFunction(name::Next, B.getPtrTy()));
   CallInst *Result = B.CreateCall(FunctionType::get(S.Call->getType(), false), Next);
   Result->setDebugLoc(cast<Instruction>(Map.lookup(S.Call))->getDebugLoc());

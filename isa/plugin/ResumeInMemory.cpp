@@ -75,7 +75,8 @@ void MemoryCloner::addGroup(BasicBlock *Group, Type *Class, ArrayRef<const Site 
   auto *Left = BasicBlock::Create(C, "gw.left", Clone);
   auto *GoOn = BasicBlock::Create(C, "gw.go.on", Clone);
   IRBuilder<> B(Group);
-  dropAnchor(B, [&](Value *V) { return Map.lookup(V); });
+  if (isAnchored(*Members.front()))
+    dropAnchor(B, [&](Value *V) { return Map.lookup(V); });
   Value *Next = B.CreateCall(M.getOrInsertFunction(name::Next, B.getPtrTy()));
   CallInst *Result = B.CreateCall(FunctionType::get(Class, false), Next);
   if (Members.size() == 1)
@@ -126,12 +127,13 @@ void MemoryCloner::addDispatch() {
   Value *Id = B.CreateLoad(B.getInt32Ty(), threadField(B, OffSite), "gw.site");
   B.CreateCall(M.getOrInsertFunction(name::Unpack, B.getVoidTy(), B.getPtrTy()), {Memory});
 
-  // A call has one line, so where lines are wanted each site has a call.
+  // A call has one line, so where lines are wanted each site has a call. Where an anchor has to be dropped first, all
+  // sites of a group have to be behind that of the function.
   const bool Apart = Clone->getSubprogram() != nullptr;
   MapVector<std::pair<Type *, unsigned>, SmallVector<const Site *>> Groups;
   Groups[{Type::getInt64Ty(C), 0}];
   for (const Site &S : Sites)
-    Groups[{resultClass(S.Call->getType()), Apart ? S.Id : 0}].push_back(&S);
+    Groups[{resultClass(S.Call->getType()), Apart ? S.Id : isAnchored(S)}].push_back(&S);
   SwitchInst *Dispatch = nullptr;
   for (const auto &[Kind, Members] : Groups) {
     if (Members.empty())
