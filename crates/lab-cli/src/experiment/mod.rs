@@ -1,9 +1,11 @@
 //! `godwit lab experiment`: measurements of published work, done again with godwit.
 //!
 //! ```text
-//!   park.rs       hcontainer-park       ─┐
-//!   transform.rs  hcontainer-transform   ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
-//!   live.rs       hcontainer-live       ─┘
+//!   park.rs         hcontainer-park         ─┐
+//!   transform.rs    hcontainer-transform     │
+//!   live.rs         hcontainer-live          │
+//!
+//!   picture.rs      a picture of ranges
 //! ```
 //!
 //! H-Container: T. Xing, A. Barbalace, P. Olivier, M. L. Karaoui, W. Wang, B. Ravindran, "H-Container: Enabling
@@ -17,7 +19,7 @@ mod transform;
 use std::{
     fs::{self, File},
     io::{self, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -166,15 +168,6 @@ fn scratch() -> anyhow::Result<tempfile::TempDir> {
 
 fn milliseconds(value: Option<f64>) -> String {
     value.map(output::millis).unwrap_or_else(|| "nothing".to_owned())
-}
-
-fn draw(
-    path: &Path,
-    title: &str,
-    rows: (&[picture::Row], &picture::Paper),
-    goal: Option<f64>,
-) -> anyhow::Result<()> {
-    picture::draw(path, title, rows, goal).with_context(|| format!("{} cannot be drawn", path.display()))
 }
 
 #[cfg(test)]
