@@ -4,6 +4,7 @@
 //!   park.rs         hcontainer-park         ─┐
 //!   transform.rs    hcontainer-transform     │
 //!   live.rs         hcontainer-live          │
+//!   returns.rs      hcontainer-return        ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
 //!
 //!   picture.rs      a picture of ranges
 //! ```
@@ -14,6 +15,7 @@
 mod live;
 mod park;
 mod picture;
+mod returns;
 mod transform;
 
 use std::{
@@ -67,6 +69,9 @@ enum Experiment {
     /// The downtime of a Redis in each mode, crossing and not (figures 26 and 27)
     #[value(name = "hcontainer-live")]
     Live,
+    /// The bytes that cross when a Redis goes there and back ten times
+    #[value(name = "hcontainer-return")]
+    Return,
 }
 
 /// What is measured goes here, a line each.
@@ -108,6 +113,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Park => park::measure(&args, &mut lines).await,
             Experiment::Transform => transform::measure(&args, &mut lines).await,
             Experiment::Live => live::measure(&args, &mut lines).await,
+            Experiment::Return => returns::measure(&args, &mut lines).await,
         }
     };
     let outcome = tokio::select! {
@@ -127,6 +133,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Park => park::tell(&lines.rows, &drawn),
         Experiment::Transform => transform::tell(&lines.rows, &drawn),
         Experiment::Live => live::tell(&lines.rows, &drawn),
+        Experiment::Return => returns::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
     if !global.json {
