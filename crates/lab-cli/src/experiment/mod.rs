@@ -5,17 +5,21 @@
 //!   transform.rs    hcontainer-transform     │
 //!   live.rs         hcontainer-live          │
 //!   returns.rs      hcontainer-return        ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
+//!   latency.rs      hcontainer-latency       │
 //!
+//!   throughput.rs   the closed loop of latency and payload
 //!   picture.rs      a picture of ranges
 //! ```
 //!
 //! H-Container: T. Xing, A. Barbalace, P. Olivier, M. L. Karaoui, W. Wang, B. Ravindran, "H-Container: Enabling
 //! Heterogeneous-ISA Container Migration in Edge Computing", ACM Transactions on Computer Systems 39, 2022.
 
+mod latency;
 mod live;
 mod park;
 mod picture;
 mod returns;
+mod throughput;
 mod transform;
 
 use std::{
@@ -72,6 +76,9 @@ enum Experiment {
     /// The bytes that cross when a Redis goes there and back ten times
     #[value(name = "hcontainer-return")]
     Return,
+    /// What a Redis answers, by the latency of its client (figure 1)
+    #[value(name = "hcontainer-latency")]
+    Latency,
 }
 
 /// What is measured goes here, a line each.
@@ -114,6 +121,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Transform => transform::measure(&args, &mut lines).await,
             Experiment::Live => live::measure(&args, &mut lines).await,
             Experiment::Return => returns::measure(&args, &mut lines).await,
+            Experiment::Latency => latency::measure(&args, &mut lines).await,
         }
     };
     let outcome = tokio::select! {
@@ -134,6 +142,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Transform => transform::tell(&lines.rows, &drawn),
         Experiment::Live => live::tell(&lines.rows, &drawn),
         Experiment::Return => returns::tell(&lines.rows, &drawn),
+        Experiment::Latency => latency::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
     if !global.json {
