@@ -6,6 +6,7 @@
 //!   live.rs         hcontainer-live          │
 //!   returns.rs      hcontainer-return        ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
 //!   latency.rs      hcontainer-latency       │
+//!   payload.rs      hcontainer-payload       │
 //!
 //!   throughput.rs   the closed loop of latency and payload
 //!   picture.rs      a picture of ranges
@@ -17,6 +18,7 @@
 mod latency;
 mod live;
 mod park;
+mod payload;
 mod picture;
 mod returns;
 mod throughput;
@@ -79,6 +81,9 @@ enum Experiment {
     /// What a Redis answers, by the latency of its client (figure 1)
     #[value(name = "hcontainer-latency")]
     Latency,
+    /// What a Redis answers, by the size of the value (figures 17 to 19, right)
+    #[value(name = "hcontainer-payload")]
+    Payload,
 }
 
 /// What is measured goes here, a line each.
@@ -122,6 +127,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Live => live::measure(&args, &mut lines).await,
             Experiment::Return => returns::measure(&args, &mut lines).await,
             Experiment::Latency => latency::measure(&args, &mut lines).await,
+            Experiment::Payload => payload::measure(&args, &mut lines).await,
         }
     };
     let outcome = tokio::select! {
@@ -143,6 +149,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Live => live::tell(&lines.rows, &drawn),
         Experiment::Return => returns::tell(&lines.rows, &drawn),
         Experiment::Latency => latency::tell(&lines.rows, &drawn),
+        Experiment::Payload => payload::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
     if !global.json {
