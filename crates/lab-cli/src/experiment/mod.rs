@@ -7,14 +7,17 @@
 //!   returns.rs      hcontainer-return        ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
 //!   latency.rs      hcontainer-latency       │
 //!   payload.rs      hcontainer-payload       │
+//!   follow.rs       hcontainer-follow        │
 //!
 //!   throughput.rs   the closed loop of latency and payload
-//!   picture.rs      a picture of ranges
+//!   picture.rs      a picture of ranges      curves.rs   a picture over time
 //! ```
 //!
 //! H-Container: T. Xing, A. Barbalace, P. Olivier, M. L. Karaoui, W. Wang, B. Ravindran, "H-Container: Enabling
 //! Heterogeneous-ISA Container Migration in Edge Computing", ACM Transactions on Computer Systems 39, 2022.
 
+mod curves;
+mod follow;
 mod latency;
 mod live;
 mod park;
@@ -84,6 +87,9 @@ enum Experiment {
     /// What a Redis answers, by the size of the value (figures 17 to 19, right)
     #[value(name = "hcontainer-payload")]
     Payload,
+    /// What a client is answered that goes to another node, by where the Redis is (figures 17 to 21, and 28)
+    #[value(name = "hcontainer-follow")]
+    Follow,
 }
 
 /// What is measured goes here, a line each.
@@ -128,6 +134,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Return => returns::measure(&args, &mut lines).await,
             Experiment::Latency => latency::measure(&args, &mut lines).await,
             Experiment::Payload => payload::measure(&args, &mut lines).await,
+            Experiment::Follow => follow::measure(&args, &mut lines).await,
         }
     };
     let outcome = tokio::select! {
@@ -150,6 +157,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Return => returns::tell(&lines.rows, &drawn),
         Experiment::Latency => latency::tell(&lines.rows, &drawn),
         Experiment::Payload => payload::tell(&lines.rows, &drawn),
+        Experiment::Follow => follow::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
     if !global.json {
