@@ -8,6 +8,7 @@
 //!   latency.rs      hcontainer-latency       │
 //!   payload.rs      hcontainer-payload       │
 //!   follow.rs       hcontainer-follow        │
+//!   persistence.rs  hcontainer-persistence  ─┘
 //!
 //!   throughput.rs   the closed loop of latency and payload
 //!   picture.rs      a picture of ranges      curves.rs   a picture over time
@@ -22,6 +23,7 @@ mod latency;
 mod live;
 mod park;
 mod payload;
+mod persistence;
 mod picture;
 mod returns;
 mod throughput;
@@ -90,6 +92,9 @@ enum Experiment {
     /// What a client is answered that goes to another node, by where the Redis is (figures 17 to 21, and 28)
     #[value(name = "hcontainer-follow")]
     Follow,
+    /// A Redis's own SAVE and load beside a checkpoint and a restore (figures 2 to 4)
+    #[value(name = "hcontainer-persistence")]
+    Persistence,
 }
 
 /// What is measured goes here, a line each.
@@ -135,6 +140,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Latency => latency::measure(&args, &mut lines).await,
             Experiment::Payload => payload::measure(&args, &mut lines).await,
             Experiment::Follow => follow::measure(&args, &mut lines).await,
+            Experiment::Persistence => persistence::measure(&args, &mut lines).await,
         }
     };
     let outcome = tokio::select! {
@@ -158,6 +164,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Latency => latency::tell(&lines.rows, &drawn),
         Experiment::Payload => payload::tell(&lines.rows, &drawn),
         Experiment::Follow => follow::tell(&lines.rows, &drawn),
+        Experiment::Persistence => persistence::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
     if !global.json {
