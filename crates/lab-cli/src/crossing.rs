@@ -8,14 +8,13 @@
 //! ```
 
 use std::{
-    net::SocketAddrV4,
     path::PathBuf,
-    process::{Command, ExitCode, Stdio},
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail, ensure};
-use godwit_api::v1::{MigrationReport, NodesRequest, RunRequest, run_request::Source};
+use anyhow::{bail, ensure};
+use godwit_api::v1::{MigrationReport, NodesRequest};
 use godwit_cli::{
     client::Connection,
     global::Global,
@@ -26,8 +25,11 @@ use godwit_cli::{
 };
 use godwit_lab::{Lab, LabConfig, workload::LoadReport};
 
-use crate::stage::in_lab;
-use crate::trial::{self, ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking};
+use crate::{
+    redis,
+    stage::{godwit, in_lab},
+    trial::{self, ADDRESS, Clients, DESTINATION, SERVICE, SOURCE, blocking},
+};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -51,7 +53,6 @@ pub(crate) struct Args {
     rate: u32,
 }
 
-const PORT: u16 = 6379;
 /// What the other node is.
 const MACHINE: &str = if cfg!(target_arch = "aarch64") { "debian12/amd64" } else { "arm64" };
 /// How long an emulated processor may take to let all threads come to a poll.
@@ -70,12 +71,7 @@ struct Seen {
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let mut interrupts = Interrupts::new()?;
-    let image = args.image.canonicalize().with_context(|| {
-        format!(
-            "the image {} cannot be read: `make base-image BASE=redis` builds it, and --image names another",
-            args.image.display()
-        )
-    })?;
+    let image = redis::image(&args.image)?;
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };
     say(&format!("bringing up a lab: node a, node b as an emulated machine ({MACHINE}), and a client host"))?;
     let mut config = LabConfig::new(args.name.clone(), [SOURCE, DESTINATION]);
@@ -121,15 +117,8 @@ async fn there_and_back(
     let connection = trial::connect(lab, SOURCE).await?;
     both_ready(&connection).await?;
     say(&format!("running on a, as {ADDRESS}, the Redis of {}", image.display()))?;
-    let request = RunRequest {
-        name: SERVICE.to_owned(),
-        address: ADDRESS.to_string(),
-        source: Some(Source::Image(image.to_string_lossy().into_owned())),
-        ..RunRequest::default()
-    };
-    connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
-    let load = (args.memory, args.rate);
-    let mut clients = Clients::start(lab, SocketAddrV4::new(ADDRESS, PORT), load, &say).await?;
+    let listens = redis::run(&connection, &image, &[]).await?;
+    let mut clients = Clients::start(lab, listens, (args.memory, args.rate), &say).await?;
     let mut at = SOURCE;
     say(&format!("godwit exec {SERVICE} uname -m: {}", machine(lab, at).await?))?;
     let mut moves = Vec::new();
@@ -175,26 +164,7 @@ async fn both_ready(connection: &Connection) -> anyhow::Result<()> {
 /// What the kernel says to a process of the service that its machine is.
 async fn machine(lab: &Lab, node: &'static str) -> anyhow::Result<String> {
     let lab = lab.clone();
-    blocking(move || {
-        let mut godwit = godwit(&lab, node)?;
-        let output = godwit.args(["exec", SERVICE, "uname", "-m"]).stdin(Stdio::null()).output()?;
-        let [said, errors] =
-            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
-        ensure!(output.status.success(), "godwit exec {SERVICE} uname -m on {node}: {errors}");
-        Ok(said.trim().to_owned())
-    })
-    .await
-}
-
-/// The command of a node: in a machine the one that is installed there.
-fn godwit(lab: &Lab, node: &str) -> anyhow::Result<Command> {
-    if lab.machine(node).is_some() {
-        return Ok(lab.command(node, "godwit")?);
-    }
-    let program = std::env::current_exe()?.with_file_name("godwit");
-    let mut command = lab.command(node, program)?;
-    command.arg("--socket").arg(lab.socket(node)?);
-    Ok(command)
+    blocking(move || godwit(&lab, node, &["exec", SERVICE, "uname", "-m"])).await
 }
 
 fn moves(seen: &Seen) -> Table {

@@ -10,6 +10,7 @@
 //!   bench/      godwit bench
 //!   stage.rs    a lab for as long as something is done in it
 //!   trial.rs    moves of a Redis under load, for demos and the benchmark
+//!   redis.rs    a Redis that can cross
 //!   sums.rs     a service that can cross, and moves of it with crossing and without
 //!   iperf.rs    what the link carries
 //!   picture.rs  how pictures look
@@ -26,6 +27,7 @@ mod follow;
 mod iperf;
 mod lab;
 mod picture;
+mod redis;
 mod stage;
 mod sums;
 mod trial;

@@ -26,3 +26,9 @@ pub(crate) fn title(area: &Area<'_>, words: &str) -> anyhow::Result<()> {
     area.draw(&Text::new(words.to_owned(), (14, 12), text(19)))?;
     Ok(())
 }
+
+/// Some six times, in seconds, by which what happened in so many seconds can be read.
+pub(crate) fn times(seconds: f64) -> impl Iterator<Item = f64> {
+    let apart = (seconds / 6.0).ceil().max(1.0);
+    (0..).map(move |number| f64::from(number) * apart).take_while(move |at| *at <= seconds)
+}

@@ -1,6 +1,8 @@
-//! A lab for as long as something is done in it.
+//! A lab for as long as something is done in it, and the command `godwit` on its nodes.
 
-use anyhow::Context as _;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, ensure};
 use godwit_lab::{Lab, LabConfig};
 
 use crate::trial::blocking;
@@ -34,4 +36,24 @@ pub(crate) fn remove_lab(name: &str) -> anyhow::Result<()> {
         Lab::down(name)?;
     }
     Ok(())
+}
+
+/// What `godwit` with these words says on a node, where it must succeed. Blocks.
+pub(crate) fn godwit(lab: &Lab, node: &str, words: &[&str]) -> anyhow::Result<String> {
+    let output = command(lab, node)?.args(words).stdin(Stdio::null()).output()?;
+    let [said, errors] =
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+    ensure!(output.status.success(), "godwit {} on {node}: {}", words.join(" "), errors.trim());
+    Ok(said.trim().to_owned())
+}
+
+/// The command of a node: in a machine the one that is installed there.
+fn command(lab: &Lab, node: &str) -> anyhow::Result<Command> {
+    if lab.machine(node).is_some() {
+        return Ok(lab.command(node, "godwit")?);
+    }
+    let program = std::env::current_exe()?.with_file_name("godwit");
+    let mut command = lab.command(node, program)?;
+    command.arg("--socket").arg(lab.socket(node)?);
+    Ok(command)
 }

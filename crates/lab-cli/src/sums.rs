@@ -18,10 +18,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use godwit_api::v1::{RunRequest, Ulimit, run_request::Source};
-use godwit_cli::{
-    global::Global,
-    migration::{How, Mode},
-};
+use godwit_cli::migration::{How, Mode};
 use godwit_lab::Lab;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
@@ -92,7 +89,7 @@ pub(crate) async fn there_and_back(
         ..RunRequest::default()
     };
     connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
-    let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+    let quiet = trial::quiet(lab);
     let there = lab.clone();
     let client = blocking(move || Client::start(&there, shape.connections)).await?;
     for run in 0..runs + WARM_UP {

@@ -259,6 +259,11 @@ pub(crate) async fn connect(lab: &Lab, node: &str) -> anyhow::Result<Connection>
     Ok(Connection::open(&there).await?)
 }
 
+/// The flags of a move in a lab of which nothing is shown on the way.
+pub(crate) fn quiet(lab: &Lab) -> Global {
+    Global { json: true, socket: None, node: None, lab: lab.name().to_owned() }
+}
+
 /// Runs a service of the distribution's on a node.
 pub(crate) async fn start(
     node: &Connection,

@@ -205,7 +205,7 @@ async fn cross(args: &LinkArgs, lab: &str, mode: Mode, threads: u32) -> anyhow::
         }
         let how = How::plain(args.streams);
         let job = trial::Job { memory: args.memory, rate: 0, mode, how, back: false, busy: false };
-        let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+        let quiet = trial::quiet(lab);
         let before = stolen_ms()?;
         let (report, moments) = trial::moved(&connection, &job, NAME, DESTINATION, &quiet).await?;
         ensure!(Outcome::of(&report) == Outcome::Moved, "it was {}: {}", report.outcome, report.reason);

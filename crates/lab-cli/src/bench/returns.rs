@@ -44,7 +44,7 @@ async fn there_and_back(args: &LinkArgs, lab: &str, mode: Mode) -> anyhow::Resul
         let (connection, mut orders) = parts::start(lab, args.memory, 1).await?;
         let how = How::plain(args.streams);
         let job = Job { memory: args.memory, rate: 0, mode, how, back: false, busy: false };
-        let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+        let quiet = trial::quiet(lab);
         let moved = async |to| {
             let (report, _) = trial::moved(&connection, &job, parts::NAME, to, &quiet).await?;
             ensure!(Outcome::of(&report) == Outcome::Moved, "it was {}: {}", report.outcome, report.reason);

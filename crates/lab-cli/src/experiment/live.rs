@@ -3,29 +3,25 @@
 //! The paper compares the checkpoint of a Redis of 185, 350 and 638 MB, which takes 3 to 5 times as long as its live migration
 //! (figures 26 and 27). Its live migration is pre-copy; it has no post-copy.
 
-use std::{net::SocketAddrV4, path::Path};
+use std::path::Path;
 
-use anyhow::{Context as _, ensure};
-use godwit_api::v1::{RunRequest, run_request::Source};
-use godwit_cli::{
-    global::Global,
-    migration::{How, Mode},
-};
+use anyhow::ensure;
+use godwit_cli::migration::{How, Mode};
 use godwit_lab::Lab;
 use serde_json::Value;
 
 use super::{
-    Args, Lines, Verdict, draw,
-    picture::{Paper, Row},
+    Args, Lines, Verdict,
+    picture::{Paper, Picture, Row},
     quantile, values,
 };
 use crate::{
     bench::Bed,
     picture::{BLUE, GREEN, GREY, PURPLE},
-    trial::{self, ADDRESS, Clients, DESTINATION, SERVICE, SOURCE},
+    redis,
+    trial::{self, Clients, DESTINATION, SERVICE, SOURCE},
 };
 
-const PORT: u16 = 6379;
 const RUNS: u32 = 5;
 const SIZES: [u64; 3] = [185, 350, 638];
 /// The writer's requests a second, sent at their times whether answers come or not.
@@ -36,8 +32,6 @@ const MODES: [(Mode, &str); 4] = [
     (Mode::Hybrid, "hybrid"),
     (Mode::Postcopy, "postcopy"),
 ];
-/// Without snapshots: for one Redis forks, and the memory of both processes would move.
-const COMMAND: [&str; 5] = ["/usr/bin/redis-server", "--protected-mode", "no", "--save", ""];
 /// What is judged: how many times longer cold is than precopy, and how many more bytes cross.
 const GOAL_RATIO: f64 = 5.0;
 const GOAL_BYTES: f64 = 0.01;
@@ -45,12 +39,7 @@ const PAPER: Paper = Paper { label: "the paper, live: below 1 s", from: 0.0, to:
 
 pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()> {
     let runs = if args.quick { 1 } else { RUNS };
-    let image = args.image.canonicalize().with_context(|| {
-        format!(
-            "the image {} cannot be read: `make base-image BASE=redis` builds it, and --image names another",
-            args.image.display()
-        )
-    })?;
+    let image = redis::image(&args.image)?;
     let daemon_arguments = ["--retained-memory", "0"].map(str::to_owned).to_vec();
     let bed = Bed { name: args.name.clone(), daemon_arguments, ..Bed::default() };
     for megabytes in SIZES {
@@ -67,17 +56,10 @@ async fn of_size(
     lines: &mut Lines,
 ) -> anyhow::Result<()> {
     let connection = trial::connect(lab, SOURCE).await?;
-    let request = RunRequest {
-        name: SERVICE.to_owned(),
-        address: ADDRESS.to_string(),
-        source: Some(Source::Image(image.to_string_lossy().into_owned())),
-        command: COMMAND.map(str::to_owned).to_vec(),
-        ..RunRequest::default()
-    };
-    connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
-    let quiet = Global { json: true, socket: None, node: None, lab: lab.name().to_owned() };
+    let at = redis::run(&connection, image, &redis::WITHOUT_SNAPSHOTS).await?;
+    let quiet = trial::quiet(lab);
     let load = (megabytes * 1_000_000, RATE);
-    let mut clients = Clients::start(lab, SocketAddrV4::new(ADDRESS, PORT), load, |_| Ok(())).await?;
+    let mut clients = Clients::start(lab, at, load, |_| Ok(())).await?;
     for run in 0..=runs {
         for (mode, name) in MODES {
             for (series, cross) in [("plain", false), ("crossing", true)] {
@@ -119,17 +101,8 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
         let median = |mode: &str, series: &str, field: &str| quantile(&of(mode, series, field), 0.5);
         for ((_, mode), colour) in MODES.into_iter().zip([GREY, BLUE, PURPLE, GREEN]) {
             for series in ["plain", "crossing"] {
-                let found = of(mode, series, "downtime_ms");
-                let at = |part| quantile(&found, part);
-                if let (Some(low), Some(middle), Some(high)) = (at(0.0), at(0.5), at(1.0)) {
-                    drawn.push(Row {
-                        label: format!("{megabytes} MB, {mode}, {series}"),
-                        colour,
-                        low,
-                        middle,
-                        high,
-                    });
-                }
+                let label = format!("{megabytes} MB, {mode}, {series}");
+                drawn.extend(Row::of(label, colour, &of(mode, series, "downtime_ms")));
             }
             let bytes = median(mode, "crossing", "wire_bytes").zip(median(mode, "plain", "wire_bytes"));
             let more = bytes.map(|(with, without)| with / without - 1.0);
@@ -150,11 +123,13 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
             holds: ratio.is_some_and(|ratio| ratio >= GOAL_RATIO),
         });
     }
-    draw(
-        path,
-        "Downtime of a Redis as its client sees it: shortest, median, longest",
-        (&drawn, &PAPER),
-        None,
-    )?;
+    let picture = Picture {
+        title: "Downtime of a Redis as its client sees it: shortest, median, longest",
+        unit: "ms",
+        rows: drawn,
+        paper: Some(PAPER),
+        goal: None,
+    };
+    picture.draw(path)?;
     Ok(verdicts)
 }

@@ -1,23 +1,38 @@
 //! `godwit lab experiment`: measurements of published work, done again with godwit.
 //!
 //! ```text
-//!   park.rs       hcontainer-park       ─┐
-//!   transform.rs  hcontainer-transform   ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
-//!   live.rs       hcontainer-live       ─┘
+//!   park.rs         hcontainer-park         ─┐
+//!   transform.rs    hcontainer-transform     │
+//!   live.rs         hcontainer-live          │
+//!   returns.rs      hcontainer-return        ├─▶ NAME.jsonl, NAME.svg with the paper's values beside, and what is judged
+//!   latency.rs      hcontainer-latency       │
+//!   payload.rs      hcontainer-payload       │
+//!   follow.rs       hcontainer-follow        │
+//!   persistence.rs  hcontainer-persistence  ─┘
+//!
+//!   throughput.rs   the closed loop of latency and payload
+//!   picture.rs      a picture of ranges      curves.rs   a picture over time
 //! ```
 //!
 //! H-Container: T. Xing, A. Barbalace, P. Olivier, M. L. Karaoui, W. Wang, B. Ravindran, "H-Container: Enabling
 //! Heterogeneous-ISA Container Migration in Edge Computing", ACM Transactions on Computer Systems 39, 2022.
 
+mod curves;
+mod follow;
+mod latency;
 mod live;
 mod park;
+mod payload;
+mod persistence;
 mod picture;
+mod returns;
+mod throughput;
 mod transform;
 
 use std::{
     fs::{self, File},
     io::{self, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -65,6 +80,21 @@ enum Experiment {
     /// The downtime of a Redis in each mode, crossing and not (figures 26 and 27)
     #[value(name = "hcontainer-live")]
     Live,
+    /// The bytes that cross when a Redis goes there and back ten times
+    #[value(name = "hcontainer-return")]
+    Return,
+    /// What a Redis answers, by the latency of its client (figure 1)
+    #[value(name = "hcontainer-latency")]
+    Latency,
+    /// What a Redis answers, by the size of the value (figures 17 to 19, right)
+    #[value(name = "hcontainer-payload")]
+    Payload,
+    /// What a client is answered that goes to another node, by where the Redis is (figures 17 to 21, and 28)
+    #[value(name = "hcontainer-follow")]
+    Follow,
+    /// A Redis's own SAVE and load beside a checkpoint and a restore (figures 2 to 4)
+    #[value(name = "hcontainer-persistence")]
+    Persistence,
 }
 
 /// What is measured goes here, a line each.
@@ -106,6 +136,11 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Park => park::measure(&args, &mut lines).await,
             Experiment::Transform => transform::measure(&args, &mut lines).await,
             Experiment::Live => live::measure(&args, &mut lines).await,
+            Experiment::Return => returns::measure(&args, &mut lines).await,
+            Experiment::Latency => latency::measure(&args, &mut lines).await,
+            Experiment::Payload => payload::measure(&args, &mut lines).await,
+            Experiment::Follow => follow::measure(&args, &mut lines).await,
+            Experiment::Persistence => persistence::measure(&args, &mut lines).await,
         }
     };
     let outcome = tokio::select! {
@@ -125,6 +160,11 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Park => park::tell(&lines.rows, &drawn),
         Experiment::Transform => transform::tell(&lines.rows, &drawn),
         Experiment::Live => live::tell(&lines.rows, &drawn),
+        Experiment::Return => returns::tell(&lines.rows, &drawn),
+        Experiment::Latency => latency::tell(&lines.rows, &drawn),
+        Experiment::Payload => payload::tell(&lines.rows, &drawn),
+        Experiment::Follow => follow::tell(&lines.rows, &drawn),
+        Experiment::Persistence => persistence::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
     if !global.json {
@@ -166,15 +206,6 @@ fn scratch() -> anyhow::Result<tempfile::TempDir> {
 
 fn milliseconds(value: Option<f64>) -> String {
     value.map(output::millis).unwrap_or_else(|| "nothing".to_owned())
-}
-
-fn draw(
-    path: &Path,
-    title: &str,
-    rows: (&[picture::Row], &picture::Paper),
-    goal: Option<f64>,
-) -> anyhow::Result<()> {
-    picture::draw(path, title, rows, goal).with_context(|| format!("{} cannot be drawn", path.display()))
 }
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ use godwit_memory::process::Process;
 use serde_json::json;
 
 use super::{
-    Args, Lines, Verdict, draw, milliseconds,
-    picture::{Paper, Row},
+    Args, Lines, Verdict, milliseconds,
+    picture::{Paper, Picture, Row},
     quantile, scratch, values,
 };
 use crate::{
@@ -90,12 +90,14 @@ pub(super) fn tell(rows: &[serde_json::Value], path: &Path) -> anyhow::Result<Ve
             }
         }
     }
-    draw(
-        path,
-        "From the request until all threads rest: median, 99 %, longest",
-        (&drawn, &PAPER),
-        Some(GOAL_MS),
-    )?;
+    let picture = Picture {
+        title: "From the request until all threads rest: median, 99 %, longest",
+        unit: "ms",
+        rows: drawn,
+        paper: Some(PAPER),
+        goal: Some(GOAL_MS),
+    };
+    picture.draw(path)?;
     Ok(verdicts)
 }
 

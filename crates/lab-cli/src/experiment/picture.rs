@@ -1,13 +1,14 @@
-//! The picture of an experiment: a row for each setting, from its lowest value to its highest, on a logarithmic scale of
-//! milliseconds.
+//! The picture of an experiment: a row for each setting, from its lowest value to its highest, on a logarithmic scale.
 
 use std::path::Path;
 
+use anyhow::Context as _;
 use plotters::{
     prelude::*,
     style::text_anchor::{HPos, Pos, VPos},
 };
 
+use super::quantile;
 use crate::picture::{GREY, GRID, INK, VERMILION, WIDTH, text, title};
 
 const LEFT: i32 = 330;
@@ -15,6 +16,17 @@ const RIGHT: i32 = 90;
 const TOP: i32 = 48;
 const ROW: i32 = 24;
 const BOTTOM: i32 = 34;
+
+/// What is drawn.
+pub(super) struct Picture<'t> {
+    pub(super) title: &'t str,
+    /// The unit of all values.
+    pub(super) unit: &'static str,
+    pub(super) rows: Vec<Row>,
+    pub(super) paper: Option<Paper>,
+    /// Where a line is drawn.
+    pub(super) goal: Option<f64>,
+}
 
 /// What was found in one setting.
 pub(super) struct Row {
@@ -25,7 +37,16 @@ pub(super) struct Row {
     pub(super) high: f64,
 }
 
+impl Row {
+    /// The lowest of ordered values, their median, and the highest; none without values.
+    pub(super) fn of(label: String, colour: RGBColor, values: &[f64]) -> Option<Self> {
+        let [low, middle, high] = [0.0, 0.5, 1.0].map(|part| quantile(values, part));
+        Some(Self { label, colour, low: low?, middle: middle?, high: high? })
+    }
+}
+
 /// What others have found, in their words, and where these put it.
+#[derive(Clone, Copy)]
 pub(super) struct Paper {
     pub(super) label: &'static str,
     pub(super) from: f64,
@@ -46,58 +67,63 @@ fn scale(rows: &[Row], further: impl IntoIterator<Item = f64>) -> (i32, i32) {
     (decades.0.clamp(-6, 8), decades.1.clamp(decades.0.clamp(-6, 8) + 1, 9))
 }
 
-pub(super) fn draw(
-    path: &Path,
-    words: &str,
-    (rows, paper): (&[Row], &Paper),
-    goal: Option<f64>,
-) -> anyhow::Result<()> {
-    let width = i32::try_from(WIDTH)?;
-    let bottom = TOP + (i32::try_from(rows.len())? + 1) * ROW;
-    let root = SVGBackend::new(path, (WIDTH, u32::try_from(bottom + BOTTOM)?)).into_drawing_area();
-    root.fill(&WHITE)?;
-    title(&root, words)?;
-    let (first, last) = scale(rows, [paper.from, paper.to].into_iter().chain(goal));
-    let place = |value: f64| {
-        let part = (value.max(1e-9).log10() - f64::from(first)) / f64::from(last - first);
-        #[allow(clippy::cast_possible_truncation)]
-        let across = (f64::from(width - LEFT - RIGHT) * part.clamp(0.0, 1.0)) as i32;
-        LEFT + across
-    };
-    for decade in first..=last {
-        let (value, x) = (10_f64.powi(decade), place(10_f64.powi(decade)));
-        root.draw(&PathElement::new(vec![(x, TOP), (x, bottom)], GRID))?;
-        let style = text(14).pos(Pos::new(HPos::Center, VPos::Top));
-        root.draw(&Text::new(format!("{value} ms"), (x, bottom + 8), style))?;
+impl Picture<'_> {
+    pub(super) fn draw(&self, path: &Path) -> anyhow::Result<()> {
+        self.draw_into(path).with_context(|| format!("{} cannot be drawn", path.display()))
     }
-    if let Some(goal) = goal {
-        let x = place(goal);
-        root.draw(&PathElement::new(vec![(x, TOP), (x, bottom)], VERMILION.stroke_width(2)))?;
+
+    fn draw_into(&self, path: &Path) -> anyhow::Result<()> {
+        let Self { rows, paper, goal, unit, .. } = self;
+        let width = i32::try_from(WIDTH)?;
+        let bottom = TOP + i32::try_from(rows.len() + usize::from(paper.is_some()))? * ROW;
+        let root = SVGBackend::new(path, (WIDTH, u32::try_from(bottom + BOTTOM)?)).into_drawing_area();
+        root.fill(&WHITE)?;
+        title(&root, self.title)?;
+        let known = paper.iter().flat_map(|paper| [paper.from, paper.to]).chain(*goal);
+        let (first, last) = scale(rows, known);
+        let place = |value: f64| {
+            let part = (value.max(1e-9).log10() - f64::from(first)) / f64::from(last - first);
+            #[allow(clippy::cast_possible_truncation)]
+            let across = (f64::from(width - LEFT - RIGHT) * part.clamp(0.0, 1.0)) as i32;
+            LEFT + across
+        };
+        for decade in first..=last {
+            let (value, x) = (10_f64.powi(decade), place(10_f64.powi(decade)));
+            root.draw(&PathElement::new(vec![(x, TOP), (x, bottom)], GRID))?;
+            let style = text(14).pos(Pos::new(HPos::Center, VPos::Top));
+            root.draw(&Text::new(format!("{value} {unit}"), (x, bottom + 8), style))?;
+        }
+        if let Some(goal) = goal {
+            let x = place(*goal);
+            root.draw(&PathElement::new(vec![(x, TOP), (x, bottom)], VERMILION.stroke_width(2)))?;
+        }
+        for (number, row) in (0..).zip(rows) {
+            let y = TOP + number * ROW + ROW / 2;
+            let style = text(14).pos(Pos::new(HPos::Right, VPos::Center));
+            root.draw(&Text::new(row.label.clone(), (LEFT - 10, y), style))?;
+            let line = vec![(place(row.low), y), (place(row.high), y)];
+            root.draw(&PathElement::new(line, row.colour.stroke_width(5)))?;
+            root.draw(&Circle::new((place(row.middle), y), 5, INK.filled()))?;
+            let style = text(14).pos(Pos::new(HPos::Left, VPos::Center));
+            root.draw(&Text::new(shown(row.middle, unit), (place(row.high) + 10, y), style))?;
+        }
+        if let Some(paper) = paper {
+            let y = bottom - ROW / 2;
+            let style = text(14).pos(Pos::new(HPos::Right, VPos::Center));
+            root.draw(&Text::new(paper.label, (LEFT - 10, y), style))?;
+            root.draw(&Rectangle::new(
+                [(place(paper.from), y - 7), (place(paper.to), y + 7)],
+                GREY.mix(0.5).filled(),
+            ))?;
+        }
+        root.present()?;
+        Ok(())
     }
-    for (number, row) in (0..).zip(rows) {
-        let y = TOP + number * ROW + ROW / 2;
-        let style = text(14).pos(Pos::new(HPos::Right, VPos::Center));
-        root.draw(&Text::new(row.label.clone(), (LEFT - 10, y), style))?;
-        let line = vec![(place(row.low), y), (place(row.high), y)];
-        root.draw(&PathElement::new(line, row.colour.stroke_width(5)))?;
-        root.draw(&Circle::new((place(row.middle), y), 5, INK.filled()))?;
-        let style = text(14).pos(Pos::new(HPos::Left, VPos::Center));
-        root.draw(&Text::new(shown(row.middle), (place(row.high) + 10, y), style))?;
-    }
-    let y = bottom - ROW / 2;
-    let style = text(14).pos(Pos::new(HPos::Right, VPos::Center));
-    root.draw(&Text::new(paper.label, (LEFT - 10, y), style))?;
-    root.draw(&Rectangle::new(
-        [(place(paper.from), y - 7), (place(paper.to), y + 7)],
-        GREY.mix(0.5).filled(),
-    ))?;
-    root.present()?;
-    Ok(())
 }
 
-/// A time with as many digits as say something.
-fn shown(ms: f64) -> String {
-    if ms < 10.0 { format!("{ms:.1} ms") } else { format!("{ms:.0} ms") }
+/// A value with as many digits as say something.
+fn shown(value: f64, unit: &str) -> String {
+    if value < 10.0 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
 #[cfg(test)]
@@ -117,9 +143,10 @@ mod tests {
     fn a_picture_has_each_row_and_its_middle() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("x.svg");
-        let rows = [Row { label: "64 threads".into(), colour: INK, low: 1.0, middle: 2.5, high: 30.0 }];
-        let paper = Paper { label: "the paper: less than a second", from: 0.0, to: 1000.0 };
-        draw(&path, "Rest", (&rows, &paper), Some(10.0)).expect("it is drawn");
+        let rows = vec![Row { label: "64 threads".into(), colour: INK, low: 1.0, middle: 2.5, high: 30.0 }];
+        let paper = Some(Paper { label: "the paper: less than a second", from: 0.0, to: 1000.0 });
+        let picture = Picture { title: "Rest", unit: "ms", rows, paper, goal: Some(10.0) };
+        picture.draw(&path).expect("it is drawn");
         let text = std::fs::read_to_string(path).expect("it is written");
         assert!(
             ["Rest", "64 threads", "2.5 ms", "10 ms", "less than a second"]

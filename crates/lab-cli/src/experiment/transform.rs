@@ -10,8 +10,8 @@ use godwit_cli::migration::Mode;
 use serde_json::Value;
 
 use super::{
-    Args, Lines, Verdict, draw, milliseconds,
-    picture::{Paper, Row},
+    Args, Lines, Verdict, milliseconds,
+    picture::{Paper, Picture, Row},
     quantile, values,
 };
 use crate::{
@@ -83,11 +83,7 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
         let label = label(shape);
         let frozen = |series: &str| values(rows, &like(shape, series), "frozen_ms");
         for (series, colour) in [("plain", BLUE), ("crossing", ORANGE)] {
-            let found = frozen(series);
-            let at = |part| quantile(&found, part);
-            if let (Some(low), Some(middle), Some(high)) = (at(0.0), at(0.5), at(1.0)) {
-                drawn.push(Row { label: format!("{label}, {series}"), colour, low, middle, high });
-            }
+            drawn.extend(Row::of(format!("{label}, {series}"), colour, &frozen(series)));
         }
         let median = |found: Vec<f64>| quantile(&found, 0.5);
         let added =
@@ -102,11 +98,13 @@ pub(super) fn tell(rows: &[Value], path: &Path) -> anyhow::Result<Vec<Verdict>> 
             });
         }
     }
-    draw(
-        path,
-        "Frozen time of a move, as it is and crossing: shortest, median, longest",
-        (&drawn, &PAPER),
-        None,
-    )?;
+    let picture = Picture {
+        title: "Frozen time of a move, as it is and crossing: shortest, median, longest",
+        unit: "ms",
+        rows: drawn,
+        paper: Some(PAPER),
+        goal: None,
+    };
+    picture.draw(path)?;
     Ok(verdicts)
 }

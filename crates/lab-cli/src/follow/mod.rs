@@ -12,7 +12,7 @@
 //! Each service has a connection of its own, over which requests go out on schedule, at the same time.
 
 mod picture;
-mod road;
+pub(crate) mod road;
 mod seen;
 mod threshold;
 
@@ -117,7 +117,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         output::note("Error: ended by Ctrl-C before the demo was over");
         return Ok(ExitCode::from(INTERRUPTED));
     };
-    let road = Road { takes: args.takes };
+    let road = Road::demo(args.takes);
     picture::draw(&args.out, &all, road, args.latency)
         .with_context(|| format!("the picture {} cannot be drawn", args.out.display()))?;
     if global.json {
@@ -141,7 +141,7 @@ async fn travel(
     say: impl Fn(&str) -> std::io::Result<()>,
 ) -> anyhow::Result<Vec<Seen>> {
     let Args { takes, latency, memory, .. } = *args;
-    let road = Road { takes };
+    let road = Road::demo(takes);
     let first = connect(lab, NODES[0]).await?;
     let directory = lab.state(NODES[0])?.with_file_name("demo-redis");
     let preset = blocking(move || Ok(Workload::Redis.build(directory)?)).await?;
@@ -166,13 +166,7 @@ async fn travel(
     }
     let (begun, began) = (Instant::now(), SystemTime::now());
     let there = lab.clone();
-    blocking(move || {
-        for (number, node) in (0..).zip(NODES) {
-            there.set_way(node, CLIENT, &road.trace(number))?;
-        }
-        Ok(())
-    })
-    .await?;
+    blocking(move || road.begin(&there, &NODES)).await?;
     let until = begun + takes;
     if let Some(load) = loads.last() {
         let rule = Threshold { lab: lab.clone(), latency };

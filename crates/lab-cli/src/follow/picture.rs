@@ -12,7 +12,7 @@ use super::{
     road::{NODES, Road},
     seen::{Move, Seen},
 };
-use crate::picture::{Area, BLUE, GREEN, GRID, INK, ORANGE, WIDTH, text, title};
+use crate::picture::{Area, BLUE, GREEN, GRID, INK, ORANGE, WIDTH, text, times, title};
 
 /// By number of the node.
 const COLOURS: [RGBColor; 3] = [BLUE, ORANGE, GREEN];
@@ -50,7 +50,7 @@ pub(super) fn draw(path: &Path, all: &[Seen], road: Road, latency: Duration) -> 
         panel(&root, top, seen, seconds, latency)?;
         strip(&root, top + PANEL, "service on", &service(&seen.moves, seconds), seconds)?;
     }
-    times(&root, height - BOTTOM - GAP + 8, seconds)?;
+    draw_times(&root, height - BOTTOM - GAP + 8, seconds)?;
     root.present()?;
     Ok(())
 }
@@ -102,11 +102,9 @@ fn panel(root: &Area<'_>, top: i32, seen: &Seen, seconds: f64, latency: Duration
     Ok(())
 }
 
-/// What the rows are measured by: some six times.
-fn times(root: &Area<'_>, top: i32, seconds: f64) -> anyhow::Result<()> {
-    let apart = (seconds / 6.0).ceil().max(1.0);
-    let times = (0..).map(|number| f64::from(number) * apart).take_while(|at| *at <= seconds);
-    for at in times {
+/// What the rows are measured by.
+fn draw_times(root: &Area<'_>, top: i32, seconds: f64) -> anyhow::Result<()> {
+    for at in times(seconds) {
         let style = text(14).pos(Pos::new(HPos::Center, VPos::Top));
         root.draw(&Text::new(format!("{at:.0} s"), (place(at, seconds), top), style))?;
     }
@@ -187,7 +185,7 @@ mod tests {
 
     #[test]
     fn the_client_is_at_one_node_at_each_moment() {
-        let stays = client(Road { takes: Duration::from_secs(60) });
+        let stays = client(Road::demo(Duration::from_secs(60)));
         assert!(
             stays
                 .windows(2)

@@ -1,6 +1,6 @@
-//! Where the client is, and what lies between it and each node: the trace of the demo.
+//! Where a client is, and what lies between it and each node.
 //!
-//! Nodes are at 0, 1 and 2 of a road. The client stays at the first, goes on to the second and the third, and
+//! Nodes are at 0, 1 and 2 of a road. In the demo the client stays at the first, goes on to the second and the third, and
 //! then walks to and fro at the border between the second and the third:
 //!
 //! ```text
@@ -13,12 +13,16 @@
 
 use std::time::Duration;
 
-use godwit_lab::conditions::{Conditions, Step};
+use godwit_lab::{
+    Lab,
+    conditions::{Conditions, Step},
+    config::CLIENT,
+};
 
 /// The nodes, in the order of the road.
 pub(super) const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// Where the client is at parts of its way; between two of them it goes evenly.
+/// Where the client of the demo is at parts of its way.
 const STATIONS: [(f64, f64); 15] = [
     (0.0, 0.0),
     (0.10, 0.0),
@@ -37,31 +41,37 @@ const STATIONS: [(f64, f64); 15] = [
     (1.0, 1.5),
 ];
 
-/// Milliseconds, one way: at a node's own place, and for each unit of the road.
-const NEAR: f64 = 1.0;
-const SLOPE: f64 = 12.0;
-
 /// How often what lies between changes.
 const TICK: Duration = Duration::from_millis(200);
 
-/// The road, and how long the client takes for all of it.
+/// A road, and how long the client takes for all of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Road {
-    pub(super) takes: Duration,
+pub(crate) struct Road {
+    pub(crate) takes: Duration,
+    /// Where the client is at parts of its way; between two of them it goes evenly.
+    pub(crate) stations: &'static [(f64, f64)],
+    /// Milliseconds, one way: at a node's own place, and for each unit of the road.
+    pub(crate) near: f64,
+    pub(crate) slope: f64,
 }
 
 impl Road {
+    /// That of the demo.
+    pub(super) const fn demo(takes: Duration) -> Self {
+        Self { takes, stations: &STATIONS, near: 1.0, slope: 12.0 }
+    }
+
     /// Where the client is so long after it has begun.
     pub(super) fn place(self, at: Duration) -> f64 {
         let part = (at.as_secs_f64() / self.takes.as_secs_f64()).clamp(0.0, 1.0);
-        for pair in STATIONS.windows(2) {
+        for pair in self.stations.windows(2) {
             if let [(from, begin), (to, end)] = pair
                 && part <= *to
             {
                 return begin + (end - begin) * (part - from) / (to - from);
             }
         }
-        STATIONS.last().map_or(0.0, |(_, place)| *place)
+        self.stations.last().map_or(0.0, |(_, place)| *place)
     }
 
     /// Number of the node that is nearest then.
@@ -71,7 +81,7 @@ impl Road {
     }
 
     /// What the way between the client and a node is like, all the time.
-    pub(super) fn trace(self, node: usize) -> Vec<Step> {
+    fn trace(self, node: usize) -> Vec<Step> {
         let mut steps: Vec<Step> = Vec::new();
         let mut at = Duration::ZERO;
         while at <= self.takes {
@@ -84,10 +94,18 @@ impl Road {
         steps
     }
 
+    /// Has the client set out, past these nodes. Blocks.
+    pub(crate) fn begin(self, lab: &Lab, nodes: &[&str]) -> anyhow::Result<()> {
+        for (number, node) in nodes.iter().enumerate() {
+            lab.set_way(node, CLIENT, &self.trace(number))?;
+        }
+        Ok(())
+    }
+
     fn delay(self, node: usize, at: Duration) -> Duration {
         let site = f64::from(u32::try_from(node).unwrap_or(u32::MAX));
         let far = (self.place(at) - site).abs();
-        Duration::from_secs_f64((NEAR + SLOPE * far) / 1e3)
+        Duration::from_secs_f64((self.near + self.slope * far) / 1e3)
     }
 }
 
@@ -95,7 +113,7 @@ impl Road {
 mod tests {
     use super::*;
 
-    const ROAD: Road = Road { takes: Duration::from_secs(60) };
+    const ROAD: Road = Road::demo(Duration::from_secs(60));
 
     #[test]
     fn the_client_comes_to_each_node_and_ends_at_a_border() {
