@@ -5,11 +5,6 @@ use godwit_isa_programs::compile::Compiler;
 
 use crate::measure::Variant;
 
-/// clang, static, against musl as Debian builds it.
-const PLAIN: &str = "clang-19 -O2 -static -ffp-contract=off --target=x86_64-linux-musl -nostdinc -isystem \
-                     /usr/include/x86_64-linux-musl -isystem /usr/lib/llvm-19/lib/clang/19/include -nostartfiles \
-                     -L/usr/lib/x86_64-linux-musl /usr/lib/x86_64-linux-musl/crt1.o";
-
 /// What tells where the time goes: each is the one before and one thing more. The last is godwit-cc as it is.
 pub(crate) const PARTS: [(&str, &str); 4] = [
     ("one-program", "the same front end and musl, optimised as one program (`godwit-cc --plain`)"),
@@ -38,8 +33,8 @@ impl Compilers {
         Self { godwit, runs }
     }
 
-    pub(crate) fn plain(&self) -> Result<Variant> {
-        self.variant("plain", PLAIN, "", self.runs)
+    pub(crate) fn plain(&self) -> Variant {
+        Variant { compiler: Compiler::plain_musl("plain", "-O2"), runs: self.runs }
     }
 
     pub(crate) fn godwit(&self) -> Result<Variant> {
@@ -61,10 +56,14 @@ impl Compilers {
             .collect()
     }
 
-    pub(crate) fn alignments(&self) -> Result<Vec<Variant>> {
+    pub(crate) fn alignments(&self) -> Vec<Variant> {
         ALIGNMENTS
             .iter()
-            .map(|(name, flags)| self.variant(name, &format!("{PLAIN} {flags}"), "", self.runs))
+            .map(|(name, flags)| {
+                let mut compiler = Compiler::plain_musl(name, "-O2");
+                compiler.command.extend(flags.split_whitespace().map(str::to_owned));
+                Variant { compiler, runs: self.runs }
+            })
             .collect()
     }
 

@@ -68,7 +68,7 @@ pub(crate) fn lua(compilers: &Compilers, scratch: &Path, only: Option<&str>) -> 
         .into_iter()
         .filter(|path| path.file_name().is_some_and(|name| name != "luac.c"))
         .collect();
-    let mut variants = vec![compilers.plain()?];
+    let mut variants = vec![compilers.plain()];
     variants.extend(compilers.parts(&["one-program"])?);
     variants.push(compilers.godwit()?);
     let builds = measure::build(&variants, &sources, &["-DLUA_USE_POSIX"], scratch)?;
@@ -121,7 +121,7 @@ pub(crate) fn sqlite(compilers: &Compilers, scratch: &Path) -> Result<(Vec<Compi
     let sources = [directory.join("sqlite3.c"), directory.join("test/speedtest1.c")];
     let include = format!("-I{}", directory.display());
     let flags = ["-DSQLITE_OMIT_LOAD_EXTENSION", "-DSQLITE_THREADSAFE=0", "-w", &include];
-    let variants = [compilers.plain()?, compilers.godwit()?];
+    let variants = [compilers.plain(), compilers.godwit()?];
     let mut compiled = Vec::new();
     for variant in &variants {
         let (time, bytes) = watch(variant, &sources, &flags, &scratch.join("watched"))?;

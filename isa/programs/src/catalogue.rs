@@ -47,7 +47,10 @@ impl Program {
     /// second, since the next size is eight times as large).
     #[must_use]
     pub fn large(&self) -> Option<&'static str> {
-        LARGE.iter().find(|(name, _)| *name == self.name && self.kind == Kind::Kernels).map(|(_, size)| *size)
+        KERNELS
+            .iter()
+            .find(|kernel| kernel.name == self.name && self.kind == Kind::Kernels)
+            .map(|kernel| kernel.size)
     }
 
     /// Whether it needs pipes and the like to stay open when it moves.
@@ -74,24 +77,44 @@ impl Program {
     }
 }
 
-/// Sizes for benchmarks.
-const LARGE: [(&str, &str); 16] = [
-    ("ackermann", "12"),
-    ("cg", "200000"),
-    ("dhrystone", "80000000"),
-    ("ep", "120000000"),
-    ("fib", "44"),
-    ("ft", "7"),
-    ("histogram", "60000000"),
-    ("is", "30000000"),
-    ("kmeans", "1200000"),
-    ("linear_regression", "60000000"),
-    ("linpack", "2500"),
-    ("matrix_multiply", "1800"),
-    ("mg", "7"),
-    ("pca", "1300"),
-    ("string_match", "18000000"),
-    ("word_count", "3000000"),
+/// A kernel for benchmarks that are not run from the repository.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    /// Its file is `NAME.c`.
+    pub name: &'static str,
+    /// What is in that; it includes [`KERNEL_HEADER`].
+    pub source: &'static str,
+    /// The argument with which it takes some seconds.
+    pub size: &'static str,
+}
+
+/// What all kernels include, as `kernel.h`.
+pub const KERNEL_HEADER: &str = include_str!("../kernels/kernel.h");
+
+macro_rules! kernel {
+    ($name:literal, $size:literal) => {
+        Kernel { name: $name, source: include_str!(concat!("../kernels/", $name, ".c")), size: $size }
+    };
+}
+
+/// All kernels.
+pub const KERNELS: [Kernel; 16] = [
+    kernel!("ackermann", "12"),
+    kernel!("cg", "200000"),
+    kernel!("dhrystone", "80000000"),
+    kernel!("ep", "120000000"),
+    kernel!("fib", "44"),
+    kernel!("ft", "7"),
+    kernel!("histogram", "60000000"),
+    kernel!("is", "30000000"),
+    kernel!("kmeans", "1200000"),
+    kernel!("linear_regression", "60000000"),
+    kernel!("linpack", "2500"),
+    kernel!("matrix_multiply", "1800"),
+    kernel!("mg", "7"),
+    kernel!("pca", "1300"),
+    kernel!("string_match", "18000000"),
+    kernel!("word_count", "3000000"),
 ];
 
 /// The directory of this crate, in which the programs lie.
@@ -128,7 +151,7 @@ mod tests {
     #[test]
     fn every_kernel_has_a_size_for_benchmarks_and_every_size_a_kernel() {
         let kernels = programs(Kind::Kernels).expect("the directory is there");
-        assert_eq!(kernels.len(), LARGE.len());
+        assert_eq!(kernels.len(), KERNELS.len());
         for kernel in &kernels {
             assert!(kernel.large().is_some(), "{} has no size", kernel.name);
         }

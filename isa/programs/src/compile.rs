@@ -11,6 +11,10 @@ use crate::run::Executable;
 /// What all builds of a source have in common: the same language, the same arithmetic, `char` as arm64 has it.
 const COMMON: [&str; 4] = ["-std=gnu17", "-O2", "-ffp-contract=off", "-funsigned-char"];
 
+const MUSL: &str = "clang-19 -static -ffp-contract=off --target=x86_64-linux-musl -nostdinc -isystem \
+                    /usr/include/x86_64-linux-musl -isystem /usr/lib/llvm-19/lib/clang/19/include -nostartfiles \
+                    -L/usr/lib/x86_64-linux-musl /usr/lib/x86_64-linux-musl/crt1.o";
+
 /// A compiler: a command, and how to run what it makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compiler {
@@ -48,6 +52,13 @@ impl Compiler {
     #[must_use]
     pub fn plain_x86_64() -> Self {
         Self::plain("x86_64", &["clang-19", "--target=x86_64-linux-gnu", "-mlong-double-128"])
+    }
+
+    /// clang for x86-64 with this option, static, against musl as Debian builds it: what godwit-cc is compared with.
+    #[must_use]
+    pub fn plain_musl(name: &str, option: &str) -> Self {
+        let command = MUSL.split_whitespace().chain([option]).map(str::to_owned).collect();
+        Self { name: name.to_owned(), command, suffix: String::new(), runner: Vec::new() }
     }
 
     /// As [`Self::plain_x86_64`], but GCC, since `va_arg` of an `__int128` that was passed in memory reads the wrong

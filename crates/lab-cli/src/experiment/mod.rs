@@ -8,6 +8,8 @@
 //!   latency.rs      hcontainer-latency       │
 //!   payload.rs      hcontainer-payload       │
 //!   follow.rs       hcontainer-follow        │
+//!   kernels.rs      hcontainer-overhead      │
+//!                   hcontainer-emulation     │
 //!   persistence.rs  hcontainer-persistence  ─┘
 //!
 //!   throughput.rs   the closed loop of latency and payload
@@ -19,6 +21,7 @@
 
 mod curves;
 mod follow;
+mod kernels;
 mod latency;
 mod live;
 mod park;
@@ -92,6 +95,12 @@ enum Experiment {
     /// What a client is answered that goes to another node, by where the Redis is (figures 17 to 21, and 28)
     #[value(name = "hcontainer-follow")]
     Follow,
+    /// What it costs kernels to be able to cross, beside clang's builds (figures 10 and 11)
+    #[value(name = "hcontainer-overhead")]
+    Overhead,
+    /// The same kernels, emulated and crossing (figure 12)
+    #[value(name = "hcontainer-emulation")]
+    Emulation,
     /// A Redis's own SAVE and load beside a checkpoint and a restore (figures 2 to 4)
     #[value(name = "hcontainer-persistence")]
     Persistence,
@@ -140,6 +149,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Latency => latency::measure(&args, &mut lines).await,
             Experiment::Payload => payload::measure(&args, &mut lines).await,
             Experiment::Follow => follow::measure(&args, &mut lines).await,
+            Experiment::Overhead => kernels::measure(&args, &mut lines, &kernels::OVERHEAD).await,
+            Experiment::Emulation => kernels::measure(&args, &mut lines, &kernels::EMULATION).await,
             Experiment::Persistence => persistence::measure(&args, &mut lines).await,
         }
     };
@@ -164,6 +175,8 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Latency => latency::tell(&lines.rows, &drawn),
         Experiment::Payload => payload::tell(&lines.rows, &drawn),
         Experiment::Follow => follow::tell(&lines.rows, &drawn),
+        Experiment::Overhead => kernels::tell(&lines.rows, &drawn, &kernels::OVERHEAD),
+        Experiment::Emulation => kernels::tell(&lines.rows, &drawn, &kernels::EMULATION),
         Experiment::Persistence => persistence::tell(&lines.rows, &drawn),
     }?;
     let holds = verdicts.iter().all(|verdict| verdict.holds);
