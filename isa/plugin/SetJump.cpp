@@ -128,9 +128,6 @@ void Lowering::dropAnchor() {
   Drop->addFnAttr(Attribute::ReturnsTwice);
   B.CreateCondBr(B.CreateIsNotNull(Drop), Landing, Rest);
   Jump->eraseFromParent();
-  // Those of the functions that it has left are gone.
-  B.SetInsertPoint(Which);
-  B.CreateStore(Anchor, threadField(B, OffAnchors));
   for (BasicBlock &BB : F)
     if (auto *Return = dyn_cast<ReturnInst>(BB.getTerminator())) {
       B.SetInsertPoint(Return);

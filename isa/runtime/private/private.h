@@ -68,7 +68,9 @@ struct gw_anchor {
     void *frame;            // the activation that a longjmp goes to; null: a poll's, behind which the early return goes on
     uint32_t uninterrupted; // the thread's, at that time
     uint32_t unused;
-    uint64_t registers[22];
+    uint64_t program_counter;
+    uint64_t stack_pointer;
+    uint64_t registers[20];
 };
 _Static_assert(sizeof(struct gw_anchor) <= 256, "isa/plugin/Program.h");
 // entry.S. The first returns 0, and 1 when the second has been called.
@@ -76,6 +78,7 @@ __attribute__((returns_twice)) int __gw_anchor(struct gw_anchor *anchor, void *f
 _Noreturn void gw_return_to(const struct gw_anchor *anchor);
 
 // capture.c
+uint64_t gw_land(uint64_t stack_pointer);
 long gw_call_next(void *unused);
 uint64_t gw_frame_bytes(const struct gw_thread *thread);
 void gw_drop_spill(uint32_t slot);

@@ -112,6 +112,14 @@ gw_return_to:
     jmpq *24(%rdi)
     .size gw_return_to, . - gw_return_to
 
+// uint64_t __gw_landed(void): gw_land with the stack pointer of the function that is landed in.
+    .globl __gw_landed
+    .type __gw_landed, @function
+__gw_landed:
+    leaq 8(%rsp), %rdi
+    jmp gw_land
+    .size __gw_landed, . - __gw_landed
+
 // long __gw_native(long number, long a, …, long f). Between begin and end the call has not taken effect, also when the
 // kernel is about to restart it: a request that arrives there (GW_REQUEST_CAPTURE or _SIGNAL) makes it GW_ABANDONED.
     .globl __gw_native
