@@ -34,7 +34,10 @@ void handles(int how) {
 
 int main() {
   volatile int turns = 0;
-  for (int how = 0; how < 12; ++how) {
+  // As volatile: a jump may go past what changes it.
+  for (volatile int turn = 0; turn < 12;) {
+    const int how = turn;
+    turn = how + 1;
     try {
       if (int value = setjmp(outer)) {
         std::printf("outer %d\n", value);
