@@ -276,33 +276,48 @@ std::optional<Slots> Capture::layOut(Function &F, MutableArrayRef<Site> Sites) {
   return Places;
 }
 
-// The question that SetJump.cpp asks behind each call of a function that uses setjmp.
-CallInst *jumpPending(BasicBlock &Behind) {
-  for (Instruction &I : Behind)
-    if (auto *Call = dyn_cast<CallInst>(&I))
-      if (Function *Callee = calleeOf(*Call); Callee && Callee->getName() == name::JumpPending)
-        return Call;
-  return nullptr;
+bool isJumpPending(const Instruction &I) {
+  const auto *Call = dyn_cast<CallInst>(&I);
+  const Function *Callee = Call ? calleeOf(*Call) : nullptr;
+  return Callee && Callee->getName() == name::JumpPending;
 }
 
+// The question that SetJump.cpp asks behind each call of a function that uses setjmp, or Exceptions.cpp behind one that
+// may throw. In front of it may be the address that it asks for.
+CallInst *jumpPending(BasicBlock &Behind) {
+  Instruction *First = Behind.getFirstNonPHIOrDbg();
+  while (isa<GetElementPtrInst>(First))
+    First = First->getNextNonDebugInstruction();
+  return isJumpPending(*First) ? cast<CallInst>(First) : nullptr;
+}
+
+// In a function that uses setjmp or has landing pads, what may come to it is looked for before the frame is given up.
+// Where both is so, one question follows the other.
 void Capture::addTest(Function &F, Site &S) {
-  // In a function that uses setjmp, a longjmp to it is looked for before the frame is given up.
   S.Cold = S.Save;
-  if (CallInst *Pending = jumpPending(*S.Behind)) {
-    auto *Branch = cast<BranchInst>(S.Behind->getTerminator());
+  BranchInst *Last = nullptr;
+  for (BasicBlock *At = S.Behind; CallInst *Pending = jumpPending(*At);) {
+    auto *Branch = cast<BranchInst>(At->getTerminator());
     BasicBlock *Landing = Branch->getSuccessor(0);
-    S.Cold = BasicBlock::Create(C, "gw.jump", &F);
-    IRBuilder<> B(S.Cold);
-    auto *Identity = cast<Instruction>(Pending->getArgOperand(0));
-    if (Identity->getParent() == S.Behind) {
-      Identity = Identity->clone();
-      B.Insert(Identity);
-    }
+    auto *Cold = BasicBlock::Create(C, "gw.jump", &F);
+    IRBuilder<> B(Cold);
+    Value *Identity = Pending->getArgOperand(0);
+    if (auto *Address = dyn_cast<Instruction>(Identity); Address && Address->getParent() == At)
+      Identity = B.Insert(Address->clone());
     Value *Target = B.CreateLoad(B.getPtrTy(), threadField(B, OffJumpFrame));
-    B.CreateCondBr(B.CreateICmpEQ(Target, Identity), Landing, S.Save);
-    IRBuilder<>(Branch).CreateBr(Branch->getSuccessor(1));
+    BranchInst *Test = B.CreateCondBr(B.CreateICmpEQ(Target, Identity), Landing, S.Save);
+    if (Last)
+      Last->setSuccessor(1, Cold);
+    else
+      S.Cold = Cold;
+    Last = Test;
+    BasicBlock *Next = Branch->getSuccessor(1);
+    IRBuilder<>(Branch).CreateBr(Next);
     Branch->eraseFromParent();
     Pending->eraseFromParent();
+    At = Next;
+    if (!At->getSinglePredecessor())
+      break;
   }
 
   S.Head->getTerminator()->eraseFromParent();

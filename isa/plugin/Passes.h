@@ -40,6 +40,19 @@ enum class Amount : uint8_t {
   Everything, // gw-capture
 };
 
+// Whether the program can move. One that never does (--plain) has no early return to take exceptions along.
+enum class Moves : uint8_t { Never, Ever };
+
+struct ExceptionsPass : llvm::PassInfoMixin<ExceptionsPass> {
+  explicit ExceptionsPass(Moves Wanted = Moves::Ever) : Wanted(Wanted) {}
+  static bool isRequired() { return true; }
+  // gw-exceptions, gw-exceptions-plain; between gw-thunks and gw-setjmp
+  llvm::PreservedAnalyses run(llvm::Module &M, llvm::ModuleAnalysisManager &MAM);
+
+private:
+  Moves Wanted;
+};
+
 struct CapturePass : llvm::PassInfoMixin<CapturePass> {
   explicit CapturePass(Amount Wanted = Amount::Everything) : Wanted(Wanted) {}
   static bool isRequired() { return true; }

@@ -15,13 +15,14 @@ static bool addPass(StringRef Name, ModulePassManager &MPM) {
            addPass("gw-computed-goto", MPM);
   if (Name == "gw-after")
     return addPass("gw-constructors", MPM) && addPass("gw-thread-local", MPM) && addPass("gw-thunks", MPM) &&
-           addPass("gw-setjmp", MPM) && addPass("gw-data-stack", MPM) && addPass("gw-dilute", MPM) &&
-           addPass("gw-polls", MPM) && addPass("gw-capture", MPM) && addPass("gw-globals", MPM) &&
-           addPass("gw-verify", MPM);
+           addPass("gw-exceptions", MPM) && addPass("gw-setjmp", MPM) && addPass("gw-data-stack", MPM) &&
+           addPass("gw-dilute", MPM) && addPass("gw-polls", MPM) && addPass("gw-capture", MPM) &&
+           addPass("gw-globals", MPM) && addPass("gw-verify", MPM);
 
   // The same in part, to be measured: without polls, without tests behind calls, without saving.
   if (Name == "gw-after-data-stack" || Name == "gw-after-polls" || Name == "gw-after-checks") {
-    for (StringRef Pass : {"gw-constructors", "gw-thread-local", "gw-thunks", "gw-setjmp", "gw-data-stack"})
+    for (StringRef Pass :
+         {"gw-constructors", "gw-thread-local", "gw-thunks", "gw-exceptions", "gw-setjmp", "gw-data-stack"})
       addPass(Pass, MPM);
     if (Name != "gw-after-data-stack")
       for (StringRef Pass : {"gw-dilute", "gw-polls"})
@@ -46,6 +47,10 @@ static bool addPass(StringRef Name, ModulePassManager &MPM) {
     MPM.addPass(ThreadLocalPass());
   else if (Name == "gw-thunks")
     MPM.addPass(ThunksPass());
+  else if (Name == "gw-exceptions")
+    MPM.addPass(ExceptionsPass());
+  else if (Name == "gw-exceptions-plain")
+    MPM.addPass(ExceptionsPass(Moves::Never));
   else if (Name == "gw-setjmp")
     MPM.addPass(SetJumpPass());
   else if (Name == "gw-data-stack")

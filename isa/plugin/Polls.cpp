@@ -81,7 +81,7 @@ void Polls::askForJump(Function &F, Instruction &Branch) {
       if (const Function *Callee = calleeOf(*Call)) {
         if (Callee->getName() == name::SetJump)
           SetJump = Call;
-        else if (Callee->getName() == name::Landed)
+        else if (Callee->getName() == name::Landed && Call->getName().starts_with("gw.landed"))
           Landing = Call->getParent();
       }
   if (!SetJump || !Landing)
@@ -209,12 +209,23 @@ Instruction *Polls::latchPoint(BasicBlock &Latch) const {
   return Compare;
 }
 
-// A longjmp is over only behind the call that lands it, so no poll may come before.
+// A longjmp is over only behind the call that lands it, so no poll may come before. Nor may one come between a call and
+// the second question behind it, which has a block of its own: there the place is in front of the call.
 Instruction *Polls::blockPoint(BasicBlock &BB) const {
+  auto CalleeName = [](const Instruction &I) {
+    const auto *Call = dyn_cast<CallBase>(&I);
+    const Function *Callee = Call ? calleeOf(*Call) : nullptr;
+    return Callee ? Callee->getName() : StringRef();
+  };
   Instruction *First = &*BB.getFirstInsertionPt();
-  auto *Call = dyn_cast<CallBase>(First);
-  const Function *Callee = Call ? calleeOf(*Call) : nullptr;
-  return Callee && Callee->getName() == name::Landed ? First->getNextNode() : First;
+  if (CalleeName(*First) == name::Landed)
+    return First->getNextNode();
+  if (CalleeName(*First) != name::JumpPending)
+    return First;
+  for (Instruction &I : reverse(*BB.getSinglePredecessor()))
+    if (const auto *Call = dyn_cast<CallBase>(&I); Call && isRealCall(*Call) && CalleeName(I) != name::JumpPending)
+      return &I;
+  report_fatal_error("gw-polls: a question has no call");
 }
 
 // Where polls go that break a function's cycles, and which loops need none.

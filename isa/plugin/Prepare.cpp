@@ -20,10 +20,11 @@ namespace {
 constexpr StringLiteral Entries[] = {"__gw_main", "__gw_neutral", "__gw_heap_start"};
 
 // Names that later passes make, or insert calls of; the private runtime has the latter.
-constexpr StringLiteral Taken[] = {name::Poll,           name::Push,     name::Next,         name::Unpack,
-                                   name::Repack,         name::SetJump,  name::LongJump,     name::Landed,
-                                   name::JumpPending,    name::Sites,    name::SiteCount,    name::RunConstructors,
-                                   name::RunDestructors, name::TlsImage, name::TlsImageSize, name::TlsSize};
+constexpr StringLiteral Taken[] = {
+    name::Poll,     name::Push,         name::Next,      name::Unpack,          name::Repack,
+    name::SetJump,  name::LongJump,     name::Landed,    name::JumpPending,     name::Anchor,
+    name::Leave,    name::Sites,        name::SiteCount, name::RunConstructors, name::RunDestructors,
+    name::TlsImage, name::TlsImageSize, name::TlsSize};
 
 // A name that no other file can see can as well be another one.
 void renameLocals(Module &M) {

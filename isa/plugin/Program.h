@@ -41,8 +41,13 @@ inline constexpr llvm::StringLiteral LongJump = "__gw_longjmp";
 inline constexpr llvm::StringLiteral Landed = "__gw_landed";
 // An anchor: where a function that calls sigsetjmp can be reached natively, once it has been left by a fault.
 inline constexpr llvm::StringLiteral Anchor = "__gw_anchor";
-// Never defined: stands for "is a longjmp to this frame on its way?" between the setjmp and the capture pass.
+// Never defined: stands for "is a longjmp to this frame on its way?" between the setjmp and the capture pass; and
+// for "is an exception on its way?".
 inline constexpr llvm::StringLiteral JumpPending = "__gw_jump_pending";
+// Made by the exceptions pass for the C++ library (libcxx/exceptions.cpp), which defines the other two.
+inline constexpr llvm::StringLiteral Leave = "__gw_leave";
+inline constexpr llvm::StringLiteral ExceptionSelect = "__gw_exception_select";
+inline constexpr llvm::StringLiteral ExceptionEscapes = "__gw_exception_escapes";
 inline constexpr llvm::StringLiteral Sites = "__gw_sites";
 inline constexpr llvm::StringLiteral SiteCount = "__gw_site_count";
 // What the clone of a function is called after, for resuming it.

@@ -48,8 +48,6 @@ void refuseCall(CallBase &Call, Refusals &Refused) {
     Refused.add(Call, "a call that must be a tail call (musttail) leaves no place to return early to");
   if (isa<CallBrInst>(Call))
     Refused.add(Call, "asm goto exists for one instruction set only; build with the C version of this code");
-  if (isa<InvokeInst>(Call))
-    Refused.add(Call, "exceptions are not supported yet; build with -fno-exceptions");
   if (isa<IntrinsicInst>(Call))
     switch (cast<IntrinsicInst>(Call).getIntrinsicID()) {
     case Intrinsic::frameaddress:

@@ -65,15 +65,15 @@ void lowerListIntrinsic(IntrinsicInst *II) {
   II->eraseFromParent();
 }
 
-void lowerCall(CallInst *Call) {
+void lowerCall(CallBase *Call) {
   Function &F = *Call->getFunction();
   const DataLayout &DL = F.getParent()->getDataLayout();
-  unsigned Fixed = Call->getFunctionType()->getNumParams();
+  unsigned Named = Call->getFunctionType()->getNumParams();
 
   auto ByVal = [&](unsigned I) { return Call->isByValArgument(I) ? Call->getParamByValType(I) : nullptr; };
   uint64_t Size = 0;
   SmallVector<uint64_t> Offsets;
-  for (unsigned I = Fixed; I < Call->arg_size(); ++I) {
+  for (unsigned I = Named; I < Call->arg_size(); ++I) {
     Type *Ty = ByVal(I) ? ByVal(I) : Call->getArgOperand(I)->getType();
     Align Alignment = ByVal(I) ? Call->getParamAlign(I).valueOrOne() : DL.getABITypeAlign(Ty);
     Size = alignTo(Size, std::clamp(Alignment, Align(8), Align(16)));
@@ -87,10 +87,10 @@ void lowerCall(CallInst *Call) {
   Buffer->setAlignment(Align(16));
 
   IRBuilder<> B(Call);
-  SmallVector<Value *> Args(Call->arg_begin(), Call->arg_begin() + Fixed);
+  SmallVector<Value *> Args(Call->arg_begin(), Call->arg_begin() + Named);
   AttributeList Attributes = Call->getAttributes();
-  for (unsigned I = Fixed; I < Call->arg_size(); ++I) {
-    Value *Slot = B.CreateConstInBoundsGEP1_64(B.getInt8Ty(), Buffer, Offsets[I - Fixed]);
+  for (unsigned I = Named; I < Call->arg_size(); ++I) {
+    Value *Slot = B.CreateConstInBoundsGEP1_64(B.getInt8Ty(), Buffer, Offsets[I - Named]);
     Value *Arg = Call->getArgOperand(I);
     if (Type *Ty = ByVal(I))
       B.CreateMemCpy(Slot, Align(8), Arg, Call->getParamAlign(I), DL.getTypeAllocSize(Ty).getFixedValue());
@@ -99,7 +99,12 @@ void lowerCall(CallInst *Call) {
     Attributes = Attributes.removeParamAttributes(F.getContext(), I);
   }
   Args.push_back(Buffer);
-  CallInst *New = B.CreateCall(fixedType(Call->getFunctionType()), Call->getCalledOperand(), Args);
+  FunctionType *Fixed = fixedType(Call->getFunctionType());
+  CallBase *New = nullptr;
+  if (auto *Invoke = dyn_cast<InvokeInst>(Call))
+    New = B.CreateInvoke(Fixed, Call->getCalledOperand(), Invoke->getNormalDest(), Invoke->getUnwindDest(), Args);
+  else
+    New = B.CreateCall(Fixed, Call->getCalledOperand(), Args);
   New->setAttributes(Attributes);
   New->setCallingConv(Call->getCallingConv());
   New->setDebugLoc(Call->getDebugLoc());
@@ -132,7 +137,7 @@ PreservedAnalyses VarargsPass::run(Module &M, ModuleAnalysisManager &) {
       if (auto *II = dyn_cast<IntrinsicInst>(&I)) {
         if (II->getIntrinsicID() == Intrinsic::vaend || II->getIntrinsicID() == Intrinsic::vacopy)
           lowerListIntrinsic(II);
-      } else if (auto *Call = dyn_cast<CallInst>(&I);
+      } else if (auto *Call = dyn_cast<CallBase>(&I);
                  Call && isRealCall(*Call) && Call->getFunctionType()->isVarArg()) {
         lowerCall(Call);
         ++Calls;

@@ -235,6 +235,13 @@ fn mosquitto(bed: &Bed) -> Asks {
     })
 }
 
+fn aria2(bed: &Bed) -> Asks {
+    let mut stream = BufReader::new(bed.connect(SocketAddrV4::new(ADDRESS, PORT)));
+    Box::new(move |turn| {
+        godwit_isa_packages::aria2::ask(&mut stream, turn).unwrap_or_else(|error| panic!("{error:#}"));
+    })
+}
+
 /// How many times each service crosses in a full test.
 const CROSSINGS: usize = 12;
 
@@ -296,6 +303,11 @@ fn lighttpd_of_the_base_crosses_under_load() {
 #[test]
 fn mosquitto_of_the_base_crosses_under_load() {
     crosses_under_load("mosquitto", &[], mosquitto);
+}
+
+#[test]
+fn aria2_of_the_base_crosses_under_load() {
+    crosses_under_load("aria2", &[], aria2);
 }
 
 #[test]

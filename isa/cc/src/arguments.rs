@@ -66,7 +66,7 @@ pub enum Stage {
 /// Something to link, in the order of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// A C source, with the language that `-x` gave.
+    /// A source in C or C++, with the language that `-x` gave.
     Source {
         /// The file; `-` is standard input.
         path: PathBuf,
@@ -106,6 +106,10 @@ pub struct Job {
     pub save_module: bool,
     /// The sources of objects that were compiled on the way to a program, by the objects' names.
     pub compiled: HashMap<PathBuf, PathBuf>,
+    /// The program has the C++ library: it is linked by `godwit-cxx`, or asks for it by name.
+    pub cxx: bool,
+    /// `-fno-exceptions`, which means something in C++ only.
+    pub no_exceptions: bool,
     /// `-r`: join objects into one.
     pub relocatable: bool,
     /// `-v`
@@ -120,11 +124,18 @@ const SHARED: &str = "a neutral program is one static executable for each instru
                       libraries: configure with --disable-shared, or link the objects into the program";
 const EXTENSION: &str = "an instruction-set extension exists on one set only";
 const SANITIZER: &str = "there is no neutral form of a sanitizer's or profiler's runtime";
-const CPLUSPLUS: &str = "C++ is not supported yet";
-const ASSEMBLY: &str = "assembly is of one instruction set; a program that moves must be C throughout \
+const ASSEMBLY: &str = "assembly is of one instruction set; a program that moves must be C or C++ throughout \
                         (most packages have a configure option such as --disable-asm)";
 const LOADABLE: &str =
     "a shared object is code of one instruction set; link against a static library made by godwit-cc";
+
+/// What sources in C++ are called.
+const CXX_EXTENSIONS: &[&str] =
+    &["cc", "cp", "cxx", "cpp", "c++", "C", "CPP", "ii", "hh", "hpp", "hxx", "h++", "H"];
+
+/// Names under which builds ask for the C++ library. It is one here.
+const CXX_LIBRARIES: &[&str] =
+    &["stdc++", "c++", "c++abi", "supc++", "c++experimental", "stdc++fs", "unwind"];
 
 /// Options whose value is the next argument; for the front end as they are.
 const FRONT_WITH_VALUE: &[&str] = &[
@@ -262,23 +273,28 @@ pub fn parse_compiler(arguments: &[OsString]) -> Result<Job, ArgumentError> {
     Ok(job)
 }
 
+/// Is a source in C++, when no language is given?
+#[must_use]
+pub fn is_cxx(source: &Path) -> bool {
+    source.extension().and_then(OsStr::to_str).is_some_and(|extension| CXX_EXTENSIONS.contains(&extension))
+}
+
 /// What a file is, by its name; `language` is that of `-x`.
 fn input(argument: &OsStr, language: Option<&str>) -> Result<Input, ArgumentError> {
     let path = PathBuf::from(argument);
     let refuse = |reason| Err(ArgumentError::File { path: path.clone(), reason });
     match language {
-        Some("c" | "cpp-output" | "c-header" | "ir") => {
+        Some("c" | "cpp-output" | "c-header" | "ir" | "c++" | "c++-cpp-output" | "c++-header") => {
             return Ok(Input::Source { path, language: language.map(str::to_owned) });
         }
-        Some(name) if name.contains("c++") => return refuse(CPLUSPLUS),
         Some(name) if name.contains("assembler") => return refuse(ASSEMBLY),
-        Some(_) => return refuse("only C is compiled"),
+        Some(_) => return refuse("only C and C++ are compiled"),
         None => {}
     }
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     match extension {
         "c" | "i" | "h" | "ll" => Ok(Input::Source { path, language: None }),
-        "cc" | "cp" | "cxx" | "cpp" | "c++" | "C" | "ii" => refuse(CPLUSPLUS),
+        extension if CXX_EXTENSIONS.contains(&extension) => Ok(Input::Source { path, language: None }),
         "s" | "S" | "sx" | "asm" => refuse(ASSEMBLY),
         "so" => refuse(LOADABLE),
         // What it really is shows when it is read: builds give objects any name.
@@ -384,6 +400,13 @@ impl Job {
         {
             return refuse("a neutral program has godwit's runtime and C library in it");
         }
+        if option.starts_with("-stdlib=") && option != "-stdlib=libc++" {
+            return refuse("the C++ library of neutral programs is libc++");
+        }
+        if matches!(option, "-fexceptions" | "-fno-exceptions") {
+            self.no_exceptions = option == "-fno-exceptions";
+            return Ok(());
+        }
         let meaningless = starts(&[
             "-m",
             "-flto",
@@ -422,8 +445,7 @@ impl Job {
             "-fno-PIE",
             "-femulated-tls",
             "-ftls-model",
-            "-fexceptions",
-            "-fno-exceptions",
+            "-stdlib=",
         ]) || matches!(
             option,
             "-pie"
@@ -433,6 +455,7 @@ impl Job {
                 | "-s"
                 | "-pipe"
                 | "-nopie"
+                | "-nostdlib++"
                 | "-nostdlib"
                 | "-nodefaultlibs"
                 | "-nostartfiles"
@@ -451,6 +474,11 @@ impl Job {
 
     /// What can only be seen at the end.
     fn finish(&mut self) -> Result<(), ArgumentError> {
+        let asked = self.inputs.len();
+        self.inputs.retain(
+            |input| !matches!(input, Input::Library(name) if CXX_LIBRARIES.iter().any(|known| name == known)),
+        );
+        self.cxx |= self.inputs.len() != asked;
         if let Some(option) = self.expecting.take() {
             return Err(ArgumentError::Value(format!("-{option}")));
         }

@@ -2,9 +2,9 @@
 //! instruction set taken away.
 
 use crate::arguments::{self, Input, Job, Stage};
-use crate::home::{CLANG, Home, PLUGIN};
+use crate::home::{CLANG, CXX_HEADERS, Home, PLUGIN};
 use crate::{Error, link, tools};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -70,18 +70,47 @@ fn front_arguments(home: &Home, job: &Job) -> Result<Vec<OsString>, Error> {
     let mut plugin = OsString::from("-fpass-plugin=");
     plugin.push(home.part(PLUGIN)?);
     list.push(plugin);
-    list.push("-isystem".into());
-    list.push(home.part("sysroot/include")?.into());
     Ok(list)
 }
 
-/// Does what a compiler's command line says.
+/// Where headers are. Those of C++ come first, since they include C's of the same names.
+fn headers(home: &Home, job: &Job, is_cxx: bool) -> Result<Vec<OsString>, Error> {
+    let mut list: Vec<OsString> = Vec::new();
+    if is_cxx {
+        list.extend(["-nostdinc++".into(), "-isystem".into(), home.part(CXX_HEADERS)?.into()]);
+        if job.no_exceptions {
+            list.push("-fno-exceptions".into());
+        }
+    }
+    list.extend(["-isystem".into(), home.part("sysroot/include")?.into()]);
+    Ok(list)
+}
+
+/// The language of a source as clang's `-x` has it, where its name does not tell; and whether that is C++. To a compiler of
+/// C++ all sources are.
+fn language<'job>(given: Option<&'job str>, path: &Path, by_cxx: bool) -> (Option<&'job str>, bool) {
+    if let Some(name) = given {
+        return (Some(name), name.starts_with("c++"));
+    }
+    let extension = path.extension().and_then(OsStr::to_str);
+    match extension {
+        _ if arguments::is_cxx(path) => (None, true),
+        Some("h") if by_cxx => (Some("c++-header"), true),
+        Some("i") if by_cxx => (Some("c++-cpp-output"), true),
+        Some("ll") => (None, false),
+        _ if by_cxx => (Some("c++"), true),
+        _ => (None, false),
+    }
+}
+
+/// Does what a compiler's command line says; `by_cxx` where the compiler is one of C++.
 ///
 /// # Errors
 /// When that cannot be done; what clang complains about is no error but the exit code.
-pub fn as_compiler(command_line: &[OsString]) -> Result<ExitCode, Error> {
+pub fn as_compiler(command_line: &[OsString], by_cxx: bool) -> Result<ExitCode, Error> {
     let home = Home::find()?;
     let mut job = arguments::parse_compiler(command_line)?;
+    job.cxx |= by_cxx;
     let front = front_arguments(&home, &job)?;
     let stage = job.stage();
     let emit: &[&str] = match stage {
@@ -94,9 +123,10 @@ pub fn as_compiler(command_line: &[OsString]) -> Result<ExitCode, Error> {
         .map_err(|source| arguments::ArgumentError::Response { path: std::env::temp_dir(), source })?;
     let mut objects = Vec::new();
     for (number, input) in job.inputs.iter().enumerate() {
-        let Input::Source { path, language } = input else { continue };
+        let Input::Source { path, language: given } = input else { continue };
+        let (language, is_cxx) = language(given.as_deref(), path, by_cxx);
         let mut command = Command::new(CLANG);
-        command.args(&front).args(emit);
+        command.args(&front).args(headers(&home, &job, is_cxx)?).args(emit);
         if let Some(language) = language {
             command.args(["-x", language]);
         }

@@ -6,6 +6,9 @@
 //! ```text
 //! HOME/sysroot/include        musl's headers
 //! HOME/sysroot/lib/libc.a     musl as bitcode (isa/libc/build), and empty libm.a, libpthread.a, …
+//! HOME/cxx/include/c++/v1     libc++'s headers
+//! HOME/cxx/lib/libc++.a       libc++ and libc++abi as bitcode (isa/libcxx/build)
+//! HOME/cxx/lib/externals      what those want of the passes
 //! HOME/plugin/libgodwit-isa.so  LLVM passes (isa/plugin)
 //! HOME/runtime/neutral.bc     the runtime's neutral part (isa/runtime)
 //! HOME/runtime/externals      what that wants of its native part
@@ -36,6 +39,13 @@ pub const LLD: &str = "ld.lld-19";
 
 /// Where the home has the passes.
 pub const PLUGIN: &str = "plugin/libgodwit-isa.so";
+
+/// Where the home has the headers of C++, the library, and the names which that wants of the passes.
+pub const CXX_HEADERS: &str = "cxx/include/c++/v1";
+/// The archive.
+pub const CXX_LIBRARY: &str = "cxx/lib/libc++.a";
+/// The list of names.
+pub const CXX_EXTERNALS: &str = "cxx/lib/externals";
 
 /// The home is not there or not whole.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,5 @@
-//! `godwit-cc`, `godwit-ld`, `godwit-ar` and `godwit-ranlib`: the drivers that build programs which can
-//! change instruction set, in the place of `cc`, `ld`, `ar` and `ranlib`.
+//! `godwit-cc`, `godwit-cxx`, `godwit-ld`, `godwit-ar` and `godwit-ranlib`: the drivers that build programs which can
+//! change instruction set, in the place of `cc`, `c++`, `ld`, `ar` and `ranlib`.
 //!
 //! ```text
 //!  a.c ──clang-19──▶ a.o (bitcode) ─┐
@@ -30,11 +30,13 @@ pub mod tools;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Which of the four programs this is.
+/// Which of the five programs this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tool {
     /// `godwit-cc`
     Compiler,
+    /// `godwit-cxx`: the same, with C++ for every source and its library in every program.
+    CxxCompiler,
     /// `godwit-ld`
     Linker,
     /// `godwit-ar`
@@ -49,6 +51,7 @@ impl Tool {
     pub fn name(self) -> &'static str {
         match self {
             Self::Compiler => "godwit-cc",
+            Self::CxxCompiler => "godwit-cxx",
             Self::Linker => "godwit-ld",
             Self::Archiver => "godwit-ar",
             Self::Indexer => "godwit-ranlib",
@@ -110,11 +113,11 @@ pub fn run(tool: Tool, arguments: Vec<OsString>) -> Result<ExitCode, Error> {
         Tool::Indexer => Ok(tools::pass_on(home::LLVM_RANLIB, &arguments)?),
         Tool::Linker => link::as_linker(&arguments),
         Tool::Compiler if module::is_meant(&arguments) => module::as_back_end(&arguments),
-        Tool::Compiler => {
-            if let Some(code) = query::answer(&arguments)? {
+        Tool::Compiler | Tool::CxxCompiler => {
+            if let Some(code) = query::answer(tool, &arguments)? {
                 return Ok(code);
             }
-            compile::as_compiler(&arguments)
+            compile::as_compiler(&arguments, tool == Tool::CxxCompiler)
         }
     }
 }

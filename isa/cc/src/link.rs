@@ -1,7 +1,7 @@
 //! Linking: from objects and archives of bitcode to the index and its executables.
 
 use crate::arguments::{self, Input, Job};
-use crate::home::{Home, PLUGIN};
+use crate::home::{CXX_EXTERNALS, CXX_LIBRARY, Home, PLUGIN};
 use crate::native::{self, Effort, SETS};
 use crate::symbols::{self, SymbolsError, Unit};
 use crate::{Error, index, query, report, resolve};
@@ -114,6 +114,9 @@ pub fn link(home: &Home, job: &Job) -> Result<ExitCode, Error> {
         // A part of the program like any other; the C library has what it wants, and does not have what it has.
         paths.push(home.part("runtime/neutral.bc")?);
     }
+    if job.cxx {
+        paths.push(home.part(CXX_LIBRARY)?);
+    }
     paths.push(home.part("sysroot/lib/libc.a")?);
     let mut units = symbols::read(&paths)?;
     for unit in &mut units {
@@ -122,6 +125,9 @@ pub fn link(home: &Home, job: &Job) -> Result<ExitCode, Error> {
     let mut lists = read_list(home, "externals")?;
     if !plain {
         lists.push_str(&read_list(home, "runtime/externals")?);
+    }
+    if job.cxx {
+        lists.push_str(&read_list(home, CXX_EXTERNALS)?);
     }
     let externals: HashSet<&str> = lists
         .lines()

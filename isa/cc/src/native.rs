@@ -53,8 +53,13 @@ pub fn plain(
     join(bitcode, &joined)?;
     let ready = scratch.join("ready.bc");
     let (passes, level) = match effort {
-        Effort::Probe => ("gw-before,gw-constructors,gw-thread-local,gw-globals,globaldce", "-O0"),
-        Effort::Full => ("gw-before,default<O2>,gw-constructors,gw-thread-local,gw-globals,globaldce", "-O2"),
+        Effort::Probe => {
+            ("gw-before,gw-constructors,gw-thread-local,gw-exceptions-plain,gw-globals,globaldce", "-O0")
+        }
+        Effort::Full => (
+            "gw-before,default<O2>,gw-constructors,gw-thread-local,gw-exceptions-plain,gw-globals,globaldce",
+            "-O2",
+        ),
     };
     let mut command = Command::new(OPT);
     let mut plugin = OsString::from("-load-pass-plugin=");

@@ -1,7 +1,7 @@
 //! Questions that builds ask a compiler instead of giving it work.
 
 use crate::home::{CLANG, Home};
-use crate::{Error, tools};
+use crate::{Error, Tool, tools};
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};
 
@@ -13,12 +13,12 @@ pub const MACHINE: &str = "aarch64-linux-musl";
 ///
 /// # Errors
 /// When clang, which knows most answers, cannot be run.
-pub fn answer(arguments: &[OsString]) -> Result<Option<ExitCode>, Error> {
+pub fn answer(tool: Tool, arguments: &[OsString]) -> Result<Option<ExitCode>, Error> {
     for argument in arguments {
         let text = argument.to_string_lossy();
         match text.as_ref() {
             "--version" => {
-                println!("{}", version()?);
+                println!("{}", version(tool)?);
                 println!("Target: {MACHINE} (neutral: x86_64 and aarch64)");
             }
             "-dumpmachine" | "-print-target-triple" => println!("{MACHINE}"),
@@ -33,7 +33,7 @@ pub fn answer(arguments: &[OsString]) -> Result<Option<ExitCode>, Error> {
             "--help" => println!("{HELP}"),
             // As compilers do: with nothing to compile, -v tells the version on standard error.
             "-v" if arguments.len() == 1 => {
-                eprintln!("{}", version()?);
+                eprintln!("{}", version(tool)?);
                 eprintln!("Target: {MACHINE}");
             }
             other => {
@@ -57,10 +57,11 @@ pub fn answer(arguments: &[OsString]) -> Result<Option<ExitCode>, Error> {
 }
 
 const HELP: &str = "\
-godwit-cc compiles C to programs that can change instruction set while they run.
+godwit-cc compiles C and C++ to programs that can change instruction set while they run; godwit-cxx links C++.
 Usage: godwit-cc [options] file...      as cc; see isa/cc/README.md for what is refused
+       godwit-cxx [options] file...     as c++
        godwit-cc --from-module PROG.module --set SET -o FILE      the executable of one set, from what --save-module kept
-In a build: ./configure CC=godwit-cc AR=godwit-ar RANLIB=godwit-ranlib LD=godwit-ld NM=llvm-nm-19 --disable-shared";
+In a build: ./configure CC=godwit-cc CXX=godwit-cxx AR=godwit-ar RANLIB=godwit-ranlib LD=godwit-ld NM=llvm-nm-19 --disable-shared";
 
 /// The program of the tool chain that does the work of `name`.
 fn program(name: &str) -> String {
@@ -78,9 +79,9 @@ fn program(name: &str) -> String {
 }
 
 /// One line with our version and clang's.
-fn version() -> Result<String, Error> {
+fn version(tool: Tool) -> Result<String, Error> {
     let text = tools::output(Command::new(CLANG).arg("--version"), "asking for its version")?;
     let text = String::from_utf8_lossy(&text).into_owned();
     let clang = text.lines().next().unwrap_or_default();
-    Ok(format!("godwit-cc {} ({clang})", env!("CARGO_PKG_VERSION")))
+    Ok(format!("{} {} ({clang})", tool.name(), env!("CARGO_PKG_VERSION")))
 }

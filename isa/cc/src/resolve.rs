@@ -81,6 +81,17 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["dlopen", "dlsym", "dlclose", "dlerror", "dladdr", "dlinfo", "dl_iterate_phdr"],
         "code that is loaded while a program runs has no neutral form: build without loadable modules, or link them in; or with -lgodwit-nodl, where it fails when it is called",
     ),
+    (
+        &[
+            "__gxx_personality_v0",
+            "__cxa_begin_catch",
+            "__cxa_pure_virtual",
+            "_Znwm",
+            "_ZdlPvm",
+            "_ZTVN10__cxxabiv117__class_type_infoE",
+        ],
+        "this is of the C++ library: link with godwit-cxx",
+    ),
     (&["clone"], "a thread on a stack of the caller's own has no neutral form: use pthread_create"),
     (
         &["getcontext", "setcontext", "makecontext", "swapcontext"],

@@ -52,6 +52,10 @@ pub const NGINX: Recipe =
 pub const MOSQUITTO: Recipe =
     Recipe { package: "mosquitto", name: "broker", commands: include_str!("../../base/mosquitto/build") };
 
+/// aria2, a program in C++.
+pub const ARIA2: Recipe =
+    Recipe { package: "aria2", name: "rpc", commands: include_str!("../../base/aria2/build") };
+
 /// gzip.
 pub const GZIP: Recipe =
     Recipe { package: "gzip", name: "gzip", commands: include_str!("../../base/gzip/build") };
@@ -75,7 +79,7 @@ pub struct Image {
 const BUSYBOX_PROGRAM: Placed = ("busybox_unstripped", "/bin/busybox");
 
 /// All images; the base is the first one.
-pub const IMAGES: [Image; 7] = [
+pub const IMAGES: [Image; 8] = [
     Image { name: "base", recipe: BUSYBOX, programs: &[], command: &["/bin/sh"] },
     Image {
         name: "redis",
@@ -101,6 +105,18 @@ pub const IMAGES: [Image; 7] = [
         recipe: MOSQUITTO,
         programs: &[("src/mosquitto", "/usr/sbin/mosquitto")],
         command: &["/usr/sbin/mosquitto", "-c", "/etc/mosquitto.conf"],
+    },
+    Image {
+        name: "aria2",
+        recipe: ARIA2,
+        programs: &[("src/aria2c", "/usr/bin/aria2c")],
+        command: &[
+            "/usr/bin/aria2c",
+            "--no-conf",
+            "--enable-rpc",
+            "--rpc-listen-all",
+            "--rpc-listen-port=7000",
+        ],
     },
     // A server: what a client sends comes back compressed.
     Image {

@@ -2,6 +2,7 @@
 //! goes into them; and their programs run in one piece, captured in place, or moving.
 //!
 //! ```text
+//!   aria2.rs    a client of one of the services
 //!   base.rs     busybox and services on it, as images
 //!   tools.rs    godwit-cc, godwit-state and what they need, built from this tree
 //!   package.rs  a source package: fetched, unpacked, built, kept
@@ -9,6 +10,7 @@
 //!   travel.rs   a program's ways to run
 //! ```
 
+pub mod aria2;
 pub mod base;
 pub mod package;
 pub mod sdist;

@@ -58,6 +58,7 @@ fn make(recipe: Recipe) -> Result<PathBuf> {
         "runtime/x86_64/runtime.o",
         "runtime/aarch64/runtime.o",
         "sysroot/lib/libc.a",
+        "cxx/lib/libc++.a",
     ] {
         inputs.push(home.join(part));
     }
@@ -88,6 +89,7 @@ pub fn command(directory: &Path, script: &str) -> Result<Command> {
         .args(["-euo", "pipefail", "-c", script])
         .current_dir(directory)
         .env("CC", program("godwit-cc")?)
+        .env("CXX", program("godwit-cxx")?)
         .env("AR", program("godwit-ar")?)
         .env("LD", program("godwit-ld")?)
         .env("RANLIB", program("godwit-ranlib")?)

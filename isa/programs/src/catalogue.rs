@@ -13,11 +13,13 @@ pub enum Kind {
     Threads,
     /// Signals and timers.
     Signals,
+    /// The language C++ and its library.
+    Cxx,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Kernels, Self::Language, Self::Threads, Self::Signals];
+    pub const ALL: [Self; 5] = [Self::Kernels, Self::Language, Self::Threads, Self::Signals, Self::Cxx];
 
     /// The directory's name.
     #[must_use]
@@ -27,6 +29,7 @@ impl Kind {
             Self::Language => "language",
             Self::Threads => "threads",
             Self::Signals => "signals",
+            Self::Cxx => "cxx",
         }
     }
 }
@@ -59,7 +62,7 @@ impl Program {
         match self.kind {
             Kind::Threads => matches!(self.name.as_str(), "blocked" | "cancel"),
             Kind::Signals => matches!(self.name.as_str(), "interrupts" | "timers" | "waits_on_descriptors"),
-            Kind::Kernels | Kind::Language => false,
+            Kind::Kernels | Kind::Language | Kind::Cxx => false,
         }
     }
 
@@ -123,7 +126,7 @@ pub fn directory() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All programs of a kind, by name. A file `NAME_other.c` belongs to the program `NAME`.
+/// All programs of a kind, by name. A file `NAME_other.c` belongs to the program `NAME`; sources in C++ end with `.cc`.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -131,7 +134,7 @@ pub fn programs(kind: Kind) -> std::io::Result<Vec<Program>> {
     let mut files = std::fs::read_dir(directory().join(kind.name()))?
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<Result<Vec<_>, _>>()?;
-    files.retain(|path| path.extension().is_some_and(|ending| ending == "c"));
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "c" || ending == "cc"));
     files.sort();
     let mut programs: Vec<Program> = Vec::new();
     for path in files {

@@ -11,6 +11,13 @@ use crate::run::Executable;
 /// What all builds of a source have in common: the same language, the same arithmetic, `char` as arm64 has it.
 const COMMON: [&str; 4] = ["-std=gnu17", "-O2", "-ffp-contract=off", "-funsigned-char"];
 
+/// The same in C++.
+const COMMON_CXX: &str = "-std=gnu++20";
+
+/// What a compiler of C is called where it compiles C++.
+const CXX_NAMES: [(&str, &str); 3] =
+    [("clang-19", "clang++-19"), ("gcc", "g++"), ("godwit-cc", "godwit-cxx")];
+
 const MUSL: &str = "clang-19 -static -ffp-contract=off --target=x86_64-linux-musl -nostdinc -isystem \
                     /usr/include/x86_64-linux-musl -isystem /usr/lib/llvm-19/lib/clang/19/include -nostartfiles \
                     -L/usr/lib/x86_64-linux-musl /usr/lib/x86_64-linux-musl/crt1.o";
@@ -120,12 +127,32 @@ impl Compiler {
         }
     }
 
+    /// The same for C++, where a source is in it.
+    fn fit(&self, sources: &[PathBuf]) -> Vec<String> {
+        let is_cxx =
+            sources.iter().any(|source| source.extension().is_some_and(|extension| extension == "cc"));
+        let mut words = self.command.clone();
+        if is_cxx {
+            for word in &mut words {
+                if word == COMMON[0] {
+                    COMMON_CXX.clone_into(word);
+                }
+            }
+            let known = CXX_NAMES.iter().find_map(|(c, cxx)| Some((words.first()?.strip_suffix(c)?, cxx)));
+            if let Some(program) = known.map(|(directory, cxx)| format!("{directory}{cxx}")) {
+                words[0] = program;
+            }
+        }
+        words
+    }
+
     /// Builds `sources` as `output`, with `extra` arguments, and says how to run it.
     ///
     /// # Errors
     /// When the compiler cannot be started or complains, with what it said.
     pub fn build(&self, sources: &[PathBuf], output: &Path, extra: &[&str]) -> Result<Executable> {
-        let (program, arguments) = self.command.split_first().context("the compiler's command is empty")?;
+        let command = self.fit(sources);
+        let (program, arguments) = command.split_first().context("the compiler's command is empty")?;
         let built = Command::new(program)
             .args(arguments)
             .args(extra)

@@ -13,10 +13,11 @@ use godwit_isa_programs::stress::{Traveller, Tried, seed};
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A part of each thing that can be saved: what `make test` has time for.
-const SELECTION: [(Kind, &[&str]); 4] = [
+const SELECTION: [(Kind, &[&str]); 5] = [
     (Kind::Language, &["callbacks", "goto", "int128", "jumps", "loops_left", "sorting", "varargs"]),
     (Kind::Kernels, &["ft", "kmeans"]),
     (Kind::Threads, &["cancel", "ends", "inheritance", "synchronise"]),
+    (Kind::Cxx, &["exceptions", "jumps", "terminates", "threads"]),
     (
         Kind::Signals,
         &["faults_left", "handlers", "interrupts", "jumps_out", "past_the_end", "pending", "time_outs"],
@@ -89,6 +90,12 @@ fn programs_with_threads_do_not_tell_that_they_moved() -> Result<()> {
 #[ignore = "minutes: make test-isa-full"]
 fn programs_with_signals_do_not_tell_that_they_moved() -> Result<()> {
     stress_all(Kind::Signals, |_| true)
+}
+
+#[test]
+#[ignore = "minutes: make test-isa-full"]
+fn programs_in_cxx_do_not_tell_that_they_moved() -> Result<()> {
+    stress_all(Kind::Cxx, |_| true)
 }
 
 /// So many that all slots' memory, the state file and the stop of all of them count.

@@ -1,6 +1,7 @@
-// Mutexes with priority inheritance (futex(2): FUTEX_LOCK_PI and its like). The word of such a lock has its owner's number
-// among threads, and the kernel knows the program's numbers of threads only by other ones. So these locks are made of
-// FUTEX_WAIT and FUTEX_WAKE. They exclude and report as the kernel's do; a thread that waits lends no priority to the owner.
+// Mutexes with priority inheritance (futex(2): FUTEX_LOCK_PI and its like). The word of such a lock has its owner's
+// number among threads, and the kernel knows the program's numbers of threads only by other ones. So these locks are
+// made of FUTEX_WAIT and FUTEX_WAKE. They exclude and report as the kernel's do; a thread that waits lends no priority
+// to the owner.
 #include "inheritance.h"
 #include "signals.h"
 

@@ -210,8 +210,8 @@ void __gw_longjmp(void *buffer, int value) {
     thread->state = GW_JUMPING;
 }
 
-// The frame is reached: the number of its setjmp in the upper half, the value in the lower. Anchors of the functions that
-// have been left are below it on the native stack.
+// The frame is reached: the number of its setjmp in the upper half, the value in the lower. Anchors of the functions
+// that have been left are below it on the native stack.
 uint64_t gw_land(uint64_t stack_pointer) {
     struct gw_thread *thread = gw_this_thread();
     const struct gw_anchor *anchor = thread->anchors;

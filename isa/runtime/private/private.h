@@ -61,11 +61,12 @@ struct gw_native_thread {
 extern struct gw_native_thread gw_native_threads[GW_SLOTS];
 extern uint32_t gw_process; // the kernel's number
 
-// Where a function that a fault has left can be reached: what a call of __gw_anchor keeps. It is a local of the function,
-// so in neutral memory, and of no use after a move; a thread's are dropped anew there. entry.S knows the offsets.
+// Where a function that a fault has left can be reached: what a call of __gw_anchor keeps. It is a local of the
+// function, so in neutral memory, and of no use after a move; a thread's are dropped anew there. entry.S knows the
+// offsets.
 struct gw_anchor {
     struct gw_anchor *before;
-    void *frame;            // the activation that a longjmp goes to; null: a poll's, behind which the early return goes on
+    void *frame; // the activation that a longjmp goes to; null: a poll's, behind which the early return goes on
     uint32_t uninterrupted; // the thread's, at that time
     uint32_t unused;
     uint64_t program_counter;

@@ -14,6 +14,16 @@ const SOURCE: &str = "#include <stdio.h>\n\
         return 0;\n\
     }\n";
 
+const SOURCE_IN_CXX: &str = "#include <iostream>\n\
+    #include <stdexcept>\n\
+    int main() {\n\
+        unsigned sum = 0;\n\
+        for (unsigned i = 0; i < 3000; i++)\n\
+            try { if (i % 3 == 0) throw std::runtime_error(std::to_string(i)); sum += i; }\n\
+            catch (const std::exception &error) { sum = sum * 31 + error.what()[0]; }\n\
+        std::cout << \"sum \" << sum << std::endl;\n\
+    }\n";
+
 fn files(directory: &Path) -> Result<String> {
     run(Command::new("find").arg(directory).args(["-type", "f"]))
 }
@@ -46,6 +56,12 @@ fn what_is_installed_under_a_prefix_builds_and_moves_programs() -> Result<()> {
     let expected = tool("./sum", &[])?;
     ensure!(expected.starts_with("sum "), "{expected}");
     let found = tool("godwit-state", &["hop", "--every-polls", "9000", "./sum"])?;
+    ensure!(found == expected, "{found} instead of {expected}");
+    std::fs::write(work.join("thrown.cc"), SOURCE_IN_CXX)?;
+    tool("godwit-cxx", &["-O2", "-o", "thrown", "thrown.cc"])?;
+    let expected = tool("./thrown", &[])?;
+    ensure!(expected.starts_with("sum "), "{expected}");
+    let found = tool("godwit-state", &["hop", "--every-polls", "500", "./thrown"])?;
     ensure!(found == expected, "{found} instead of {expected}");
     ensure!(prefix.join("share/man/man1/godwit-state.1").exists(), "the manual is missing");
 
