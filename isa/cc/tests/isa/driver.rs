@@ -212,20 +212,21 @@ fn what_cannot_be_neutral_is_refused_with_its_name_and_reason() {
     write(path, "start.s", "nop");
     // Needs no runtime.
     succeed(cc(path).args(["-fopenmp-simd", "-c", "main.c"]));
-    write(path, "part.cpp", "int x;");
+    write(path, "part.cpp", "int *part() { return new int; } int main() { return 0; }");
     write(path, "vector.c", "#include <emmintrin.h>\nint main(void) { return 0; }");
     write(path, "text.o", "not an object");
     succeed(cc(path).args(["-c", "load.c"]));
     // An object of the machine's own compiler.
     succeed(Command::new("clang-19").current_dir(path).args(["-c", "main.c", "-o", "native.o"]));
-    let expected: [(&[&str], &[&str]); 15] = [
+    let expected: [(&[&str], &[&str]); 16] = [
         (&["load.o", "-o", "conftest"], &["load.o uses dlopen: code that is loaded"]),
         (&["load.c", "-o", "conftest"], &["error: load.c uses dlopen: code that is loaded"]),
         (&["native.o", "-o", "conftest"], &["native.o: native code of one instruction set", "CC=godwit-cc"]),
         (&["text.o", "-o", "conftest"], &["text.o: a file of an unknown kind"]),
         (&["start.s", "-c"], &["start.s: assembly is of one instruction set"]),
         (&["vector.c", "-c"], &["vector.c:1", "<emmintrin.h> is for one instruction set", "__godwit__"]),
-        (&["part.cpp", "-c"], &["part.cpp: C++ is not supported yet"]),
+        (&["part.cpp", "-o", "conftest"], &["part.cpp uses _Znwm", "link with godwit-cxx"]),
+        (&["part.cpp", "-c", "-stdlib=libstdc++"], &["-stdlib=libstdc++", "is libc++"]),
         (&["-shared", "main.c", "-o", "libx.so"], &["-shared", "--disable-shared"]),
         (&["-mavx2", "-c", "main.c"], &["-mavx2", "instruction-set extension"]),
         (&["-fsanitize=address", "main.c"], &["-fsanitize=address", "sanitizer"]),

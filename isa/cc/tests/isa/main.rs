@@ -2,6 +2,7 @@
 
 mod cmake;
 mod common;
+mod cxx;
 mod driver;
 mod module;
 mod packages;
