@@ -20,6 +20,7 @@
 #include "llvm/ADT/DenseSet.h"
 #include "llvm/ADT/MapVector.h"
 #include "llvm/ADT/SetVector.h"
+#include "llvm/IR/AttributeMask.h"
 #include "llvm/IR/InstIterator.h"
 #include "llvm/IR/Instructions.h"
 #include "llvm/IR/IntrinsicInst.h"
@@ -160,7 +161,9 @@ Value *Exceptions::dataStack(InvokeInst *Invoke) {
   return Stack;
 }
 
+// The call may return without a result.
 void forget(CallInst &Call) {
+  Call.removeRetAttrs(AttributeFuncs::getUBImplyingAttributes());
   Call.removeFnAttr(Attribute::NoReturn);
   Call.removeFnAttr(Attribute::NoUnwind);
   Call.setTailCallKind(CallInst::TCK_None);
@@ -332,8 +335,11 @@ void Exceptions::lower(Function &F) {
   if (F.hasPersonalityFn())
     F.setPersonalityFn(nullptr);
   // What the optimiser knows of a whole run does not hold for one that an exception ends.
-  if (Throwing.contains(&F))
+  if (Throwing.contains(&F)) {
     F.removeFnAttr(Attribute::NoReturn);
+    // Else the code generator of arm64 takes an early return for something that never happens.
+    F.removeRetAttrs(AttributeFuncs::getUBImplyingAttributes());
+  }
 }
 
 void Exceptions::replaceTypeNumbers() {
