@@ -96,8 +96,9 @@ static int is_fault(const struct gw_signal_info *information) {
     return information->code > 0 && (gw_signal_bit(information->signal) & GW_FAULTS);
 }
 
-// A longjmp has left the handler of a fault. What the fault has interrupted returns to nobody; the activation that the
-// longjmp goes to is left natively, or where it is further out than a poll, that.
+// A longjmp has left the handler of a fault. What the fault has interrupted never goes on: the thread returns natively
+// to the activation that the longjmp names; or, where that is further out than a poll, to the poll, and early from
+// there.
 static _Noreturn void leave_fault(struct gw_thread *thread, void *native_context) {
     struct gw_signals *signals = gw_signals_of(thread);
     struct gw_anchor *anchor = thread->anchors;
