@@ -5,6 +5,7 @@
 //   private code   no address of a private function in a value or in memory, other than to call it
 //   polls          every cycle of a polled function's blocks meets a poll or a call of the program, or is a loop that
 //                  the polls pass has marked as short and counted
+//   exceptions     nothing unwinds a native stack: a throw is an early return
 //   early return   behind every call that may suspend the state is tested, or the function returns
 #include "Graph.h"
 #include "Passes.h"
@@ -66,6 +67,12 @@ void checkNativeStack(Function &F, Refusals &Refused) {
         break;
       }
   }
+}
+
+void checkExceptions(Function &F, Refusals &Refused) {
+  for (Instruction &I : instructions(F))
+    if (isa<InvokeInst>(I) || isa<ResumeInst>(I) || I.isEHPad())
+      Refused.add(I, "an exception would unwind the native stack");
 }
 
 bool testsState(const Instruction &Next) {
@@ -157,6 +164,7 @@ PreservedAnalyses VerifyPass::run(Module &M, ModuleAnalysisManager &MAM) {
     if (F.isDeclaration())
       continue;
     checkNativeStack(F, Refused);
+    checkExceptions(F, Refused);
     checkEarlyReturn(F, Early, Refused);
     if (isPolled(F))
       checkPolls(F, FAM.getResult<LoopAnalysis>(F), Refused);

@@ -54,3 +54,28 @@ fn functions_and_calls_that_may_suspend_keep_no_facts_but_how_code_is_made() -> 
     ensure!(text.matches("i8 zeroext").count() == 2, "zeroext is gone in:\n{text}");
     Ok(())
 }
+
+/// A call whose exception a landing pad would catch, as the front end makes it; and what the exceptions pass makes of it.
+const UNWINDS: &str = r"
+declare void @throws()
+declare i32 @__gxx_personality_v0(...)
+
+define void @catches() personality ptr @__gxx_personality_v0 {
+  invoke void @throws() to label %done unwind label %caught
+done:
+  ret void
+caught:
+  %exception = landingpad { ptr, i32 } cleanup
+  resume { ptr, i32 } %exception
+}
+";
+
+#[test]
+fn what_would_unwind_native_stacks_is_refused_at_the_end() -> Result<()> {
+    let Err(refused) = build::optimised(UNWINDS, "gw-verify") else {
+        anyhow::bail!("an invoke is left, and the last look takes it");
+    };
+    let said = format!("{refused:#}");
+    ensure!(said.contains("'catches'") && said.contains("would unwind the native stack"), "{said}");
+    Ok(())
+}

@@ -254,6 +254,28 @@ fn what_the_kernel_has_the_addresses_of_is_where_a_process_has_it() {
     says(&[(11, 7)], "mm-42.img is damaged: its environment has no beginning");
 }
 
+/// A peer says that the main thread's native stack is the one that the kernel has made, and that it grows down: what is in
+/// it would be return addresses of the peer's choice.
+#[test]
+fn a_native_stack_does_not_go_along_as_the_first_stack() {
+    let mut all = images();
+    let native = Slot::MAIN.quarter(Quarter::NativeStack);
+    set_bound(&mut all, 5, native.end - 8);
+    change_areas(&mut all, |areas| {
+        let first = areas.iter().position(MappedArea::grows_down).expect("it is there");
+        let first = areas.remove(first);
+        let its = areas.iter_mut().find(|area| area.range.contains(&(native.end - 8))).expect("it is there");
+        *its = first.part(its.range.clone());
+    });
+    let rewritten = rewrite(&of_images(all), &records(), &target(Set::Aarch64)).expect("it fits");
+    let staying = &rewritten.processes[0].staying;
+    assert!(
+        staying.iter().all(|range| range.end <= native.start || native.end <= range.start),
+        "{staying:x?}"
+    );
+    check(&rewritten, &target(Set::Aarch64));
+}
+
 /// The areas with others in place of the one that begins there.
 fn with_in_place(images: &mut BTreeMap<String, Vec<u8>>, start: u64, new: &[MappedArea<'static>]) {
     change_areas(images, |areas| {
