@@ -191,6 +191,33 @@ fn redis(bed: &Bed) -> Asks {
     })
 }
 
+/// A transaction each turn, whose journal is a file of its own.
+fn sqlite(bed: &Bed) -> Asks {
+    let mut sum = 0;
+    lines(bed, move |turn| {
+        sum += turn * 37 % 400;
+        let statements = format!(
+            "CREATE TABLE IF NOT EXISTS turns(number, text); INSERT INTO turns VALUES({}, '{turn:x}'); \
+             SELECT count(*), sum(number), (SELECT text FROM turns WHERE rowid = {turn}) FROM turns;\n",
+            turn * 37 % 400
+        );
+        (statements, format!("{turn}|{sum}|{turn:x}\n"))
+    })
+}
+
+/// A page to read each turn, for which a process is started.
+fn ocr(bed: &Bed) -> Asks {
+    let mut stream = bed.connect(SocketAddrV4::new(ADDRESS, PORT));
+    let (question, answer) = godwit_isa_packages::gocr::question(4);
+    let mut came = vec![0; answer.len()];
+    Box::new(move |turn| {
+        stream.write_all(&question).unwrap();
+        stream.read_exact(&mut came).unwrap();
+        let text = String::from_utf8_lossy(&came);
+        assert!(came == answer, "turn {turn}: {text}");
+    })
+}
+
 fn lua(bed: &Bed) -> Asks {
     let mut sum = 0;
     lines(bed, move |turn| {
@@ -288,6 +315,16 @@ fn crosses_under_load(name: &str, command: &[&str], connect: impl Fn(&Bed) -> As
 #[test]
 fn redis_of_the_base_crosses_under_load() {
     crosses_under_load("redis", &[], redis);
+}
+
+#[test]
+fn sqlite_of_the_base_crosses_under_load_with_its_data_base() {
+    crosses_under_load("sqlite", &[], sqlite);
+}
+
+#[test]
+fn a_shell_that_starts_gocr_for_each_picture_crosses_under_load() {
+    crosses_under_load("gocr", &[], ocr);
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! | metrics of nodes | Prometheus' own checks of metrics and alerts | and a Prometheus that scrapes two nodes |
 //! | programs that change their memory | two modes each, 4 random programs | all modes, 200 random programs |
 //! | crossings of such programs, in services, at random polls | 4 of some, by kind | 1,000 of all |
-//! | services of the base (`isa/base`) that cross | a shell with children | and Redis, nginx, lighttpd, mosquitto, aria2, Lua, gzip |
+//! | services of the base (`isa/base`) that cross | a shell with children | and Redis, SQLite, nginx, lighttpd, mosquitto, aria2, Lua, gzip, GOCR |
 //! | programs that change their instruction set | a selection (`ISA_SELECTION` of the Makefile) | all (`make test-isa-full`) |
 //!
 //! Both are deterministic: a test that fails once can be repeated.

@@ -36,9 +36,9 @@ pub const REDIS: Recipe =
 pub const LUA: Recipe =
     Recipe { package: "lua5.4", name: "both", commands: include_str!("../../base/lua/build") };
 
-/// SQLite's `speedtest1`.
+/// SQLite's shell, and its `speedtest1`.
 pub const SQLITE: Recipe =
-    Recipe { package: "sqlite3", name: "speedtest1", commands: include_str!("../../base/sqlite/build") };
+    Recipe { package: "sqlite3", name: "shell", commands: include_str!("../../base/sqlite/build") };
 
 /// lighttpd.
 pub const LIGHTTPD: Recipe =
@@ -60,6 +60,10 @@ pub const ARIA2: Recipe =
 pub const GZIP: Recipe =
     Recipe { package: "gzip", name: "gzip", commands: include_str!("../../base/gzip/build") };
 
+/// GOCR, which reads text in pictures.
+pub const GOCR: Recipe =
+    Recipe { package: "gocr", name: "gocr", commands: include_str!("../../base/gocr/build") };
+
 /// A program that a package's build has made, and where an image has it.
 type Placed = (&'static str, &'static str);
 
@@ -79,7 +83,7 @@ pub struct Image {
 const BUSYBOX_PROGRAM: Placed = ("busybox_unstripped", "/bin/busybox");
 
 /// All images; the base is the first one.
-pub const IMAGES: [Image; 8] = [
+pub const IMAGES: [Image; 10] = [
     Image { name: "base", recipe: BUSYBOX, programs: &[], command: &["/bin/sh"] },
     Image {
         name: "redis",
@@ -88,6 +92,13 @@ pub const IMAGES: [Image; 8] = [
         command: &["/usr/bin/redis-server", "--protected-mode", "no"],
     },
     Image { name: "lua", recipe: LUA, programs: &[("src/lua", "/usr/bin/lua")], command: &["/usr/bin/lua"] },
+    // A server: a shell of SQLite for each client, on one database.
+    Image {
+        name: "sqlite",
+        recipe: SQLITE,
+        programs: &[("sqlite3", "/usr/bin/sqlite3")],
+        command: &["/usr/bin/tcpsvd", "0.0.0.0", "7000", "/usr/bin/sqlite3", "/srv/data.db"],
+    },
     Image {
         name: "lighttpd",
         recipe: LIGHTTPD,
@@ -124,6 +135,13 @@ pub const IMAGES: [Image; 8] = [
         recipe: GZIP,
         programs: &[("gzip", "/usr/bin/gzip")],
         command: &["/usr/bin/tcpsvd", "0.0.0.0", "7000", "/usr/bin/gzip"],
+    },
+    // A server: a shell for each client, which starts the program for each picture.
+    Image {
+        name: "gocr",
+        recipe: GOCR,
+        programs: &[("src/gocr", "/usr/bin/gocr")],
+        command: &["/usr/bin/tcpsvd", "0.0.0.0", "7000", "/bin/sh", "/srv/ocr"],
     },
 ];
 

@@ -2,7 +2,7 @@
 //! goes into them; and their programs run in one piece, captured in place, or moving.
 //!
 //! ```text
-//!   aria2.rs    a client of one of the services
+//!   aria2.rs    a client of one of the services    gocr.rs   what another one is asked
 //!   base.rs     busybox and services on it, as images
 //!   tools.rs    godwit-cc, godwit-state and what they need, built from this tree
 //!   package.rs  a source package: fetched, unpacked, built, kept
@@ -12,6 +12,7 @@
 
 pub mod aria2;
 pub mod base;
+pub mod gocr;
 pub mod package;
 pub mod sdist;
 pub mod tools;

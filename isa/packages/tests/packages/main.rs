@@ -5,6 +5,7 @@ mod aria2;
 mod busybox;
 mod compress;
 mod debugger;
+mod gocr;
 mod installed;
 mod lua;
 mod lua_suite;

@@ -1,4 +1,4 @@
-//! SQLite: its `speedtest1` under captures, and a data base whose first half is written on one set and whose second half
+//! SQLite: its `speedtest1` and its shell under captures, and a database whose first half is written on one set and whose second half
 //! is written on the other.
 
 use std::ffi::OsStr;
@@ -30,7 +30,7 @@ fn verified(output: &std::process::Output, what: &str) -> Result<String> {
     Ok(hash.unwrap_or_default().to_owned())
 }
 
-/// Everything that the machine's own SQLite finds in a data base.
+/// Everything that the machine's own SQLite finds in a database.
 fn dumped(directory: &Path, name: &str) -> Result<String> {
     let sqlite = |what: &str| run(Command::new("sqlite3").arg(directory.join(name)).arg(what));
     let sound = sqlite("pragma integrity_check")?;
@@ -64,7 +64,7 @@ fn speedtest_finds_the_same_under_captures_and_on_journeys() -> Result<()> {
 
 #[test]
 #[ignore = "builds a package: make test-isa-full"]
-fn a_data_base_is_written_half_on_one_set_and_half_on_the_other() -> Result<()> {
+fn a_database_is_written_half_on_one_set_and_half_on_the_other() -> Result<()> {
     let program = speedtest()?;
     let place = tempfile::tempdir()?;
     let seed = seed();
@@ -76,12 +76,12 @@ fn a_data_base_is_written_half_on_one_set_and_half_on_the_other() -> Result<()> 
     let dump = dumped(place.path(), "whole.db")?;
     ensure!(dump.len() > 10_000, "there is little in it: {} bytes", dump.len());
 
-    // By way of files: each process opens the data base and its journal again.
+    // By way of files: each process opens the database and its journal again.
     let polls = || random.u64(400_000..=1_500_000);
     let (found, legs) = through_files(&program, &words("files.db"), place.path(), polls)?;
     ensure!(legs >= 2, "it was left {legs} times only");
     ensure!(verified(&found, "through files")? == hash, "it finds something else after {legs} files");
-    ensure!(dumped(place.path(), "files.db")? == dump, "the data base is another after {legs} files");
+    ensure!(dumped(place.path(), "files.db")? == dump, "the database is another after {legs} files");
 
     // In one process, which keeps its locks too.
     let mut found =
@@ -89,6 +89,65 @@ fn a_data_base_is_written_half_on_one_set_and_half_on_the_other() -> Result<()> 
     let moved = changes(&mut found)?;
     ensure!(moved >= 2, "it moved {moved} times only");
     ensure!(verified(&found, "on a journey")? == hash, "it finds something else after {moved} moves");
-    ensure!(dumped(place.path(), "kept.db")? == dump, "the data base is another after {moved} moves");
+    ensure!(dumped(place.path(), "kept.db")? == dump, "the database is another after {moved} moves");
+    Ok(())
+}
+
+/// Statements for the shell: transactions, one of them taken back, text, numbers, an index, recursion, a join.
+const STATEMENTS: &str = "
+create table words(number integer primary key, text, value real);
+begin;
+with recursive n(i) as (values(1) union all select i + 1 from n where i < 3000)
+insert into words select i, printf('%x of %d', i * 7919, i), i / 7.0 from n;
+commit;
+create index by_text on words(text);
+begin; delete from words; rollback;
+update words set value = value * 3 where number % 3 = 0;
+select count(*), sum(number), round(sum(value), 6), min(text), max(text) from words;
+.mode json
+select a.number, b.text from words a join words b on b.number = a.number * 2 where a.number between 100 and 120;
+.mode list
+pragma integrity_check;
+select group_concat(substr(text, 1, 2), '') from (select text from words order by text limit 500);
+";
+
+#[test]
+#[ignore = "builds a package: make test-isa-full"]
+fn the_shell_answers_the_same_under_captures_and_on_journeys() -> Result<()> {
+    let program = built(SQLITE)?.join("sqlite3");
+    let place = tempfile::tempdir()?;
+    std::fs::write(place.path().join("statements"), STATEMENTS)?;
+    let seed = seed();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let run = |mut command: Command, name: &str| -> Result<std::process::Output> {
+        let statements = std::fs::File::open(place.path().join("statements"))?;
+        output(command.args(["-batch", name]).stdin(statements), place.path())
+    };
+    // What the machine's own shell says.
+    let expected = run(Command::new("sqlite3"), "machine.db")?;
+    let dump = dumped(place.path(), "machine.db")?;
+    ensure!(expected.status.success() && expected.stdout.len() > 1_000, "{expected:?}");
+    let same = |command: Command, name: &str| -> Result<std::process::Output> {
+        let mut found = run(command, name)?;
+        let said = std::mem::take(&mut found.stdout);
+        ensure!(
+            found.status.success() && said == expected.stdout,
+            "{name}: {}: {}{}",
+            found.status,
+            String::from_utf8_lossy(&said),
+            String::from_utf8_lossy(&found.stderr)
+        );
+        ensure!(dumped(place.path(), name)? == dump, "the database of {name} is another");
+        Ok(found)
+    };
+    for set in SETS {
+        same(whole(&program, set)?, &format!("{set}.db"))?;
+    }
+    for most in [200, 5_000, 100_000] {
+        let polls = random.u64(most / 2..=most);
+        same(turning(&program, SETS[0], polls)?, &format!("every-{polls}-polls.db"))?;
+    }
+    let moved = changes(&mut same(hopping(&program, Every::Polls(100_000), seed)?, "journey.db")?)?;
+    ensure!(moved >= 3, "it moved {moved} times only");
     Ok(())
 }
