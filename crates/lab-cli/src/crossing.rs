@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{bail, ensure};
-use godwit_api::v1::{MigrationReport, NodesRequest};
+use godwit_api::v1::{MigrationReport, NodesRequest, run_request::Source};
 use godwit_cli::{
     client::Connection,
     global::Global,
@@ -36,9 +36,9 @@ pub(crate) struct Args {
     /// Name of the demo's lab; one that a demo left behind under it is taken down first
     #[arg(long, value_name = "NAME", default_value = "crossing")]
     name: String,
-    /// The image of Redis for both instruction sets, as `make base-image` builds it
-    #[arg(long, value_name = "FILE", default_value = "target/base/redis.tar")]
-    image: PathBuf,
+    /// Directory of the images of services for both instruction sets, as `make base-image` builds them
+    #[arg(long, value_name = "DIR", default_value = "target/base")]
+    images: PathBuf,
     /// Directory of godwit's packages, which the machine installs
     #[arg(long, value_name = "DIR", env = "GODWIT_PACKAGES", default_value = "target/packages")]
     packages: PathBuf,
@@ -71,7 +71,7 @@ struct Seen {
 
 pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode> {
     let mut interrupts = Interrupts::new()?;
-    let image = redis::image(&args.image)?;
+    let image = redis::image(&args.images)?;
     let say = |text: &str| if global.json { Ok(()) } else { output::line(&format!("==> {text}")) };
     say(&format!("bringing up a lab: node a, node b as an emulated machine ({MACHINE}), and a client host"))?;
     let mut config = LabConfig::new(args.name.clone(), [SOURCE, DESTINATION]);
@@ -110,13 +110,13 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
 async fn there_and_back(
     lab: &Lab,
     args: &Args,
-    image: PathBuf,
+    image: Source,
     global: &Global,
     say: impl Fn(&str) -> std::io::Result<()>,
 ) -> anyhow::Result<Seen> {
     let connection = trial::connect(lab, SOURCE).await?;
     both_ready(&connection).await?;
-    say(&format!("running on a, as {ADDRESS}, the Redis of {}", image.display()))?;
+    say(&format!("running on a, as {ADDRESS}, the Redis of {}", args.images.join("redis.tar").display()))?;
     let listens = redis::run(&connection, &image, &[]).await?;
     let mut clients = Clients::start(lab, listens, (args.memory, args.rate), &say).await?;
     let mut at = SOURCE;

@@ -10,7 +10,7 @@
 //!   bench/      godwit bench
 //!   stage.rs    a lab for as long as something is done in it
 //!   trial.rs    moves of a Redis under load, for demos and the benchmark
-//!   redis.rs    a Redis that can cross
+//!   services.rs services that can cross       redis.rs   one of them
 //!   sums.rs     a service that can cross, and moves of it with crossing and without
 //!   iperf.rs    what the link carries
 //!   picture.rs  how pictures look
@@ -28,6 +28,7 @@ mod iperf;
 mod lab;
 mod picture;
 mod redis;
+mod services;
 mod stage;
 mod sums;
 mod trial;

@@ -3,11 +3,9 @@
 //! Both kinds take turns in one lab, with one service and one connection, so that what else the machine does falls on both.
 
 use std::{
-    fs,
     io::{self, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddrV4, TcpStream},
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -17,18 +15,21 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use godwit_api::v1::{RunRequest, Ulimit, run_request::Source};
+use godwit_api::v1::Ulimit;
 use godwit_cli::migration::{How, Mode};
 use godwit_lab::Lab;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 
-use crate::trial::{self, DESTINATION, SOURCE, blocking};
+use crate::{
+    services::{Program, Service},
+    trial::{self, DESTINATION, SOURCE, blocking},
+};
 
 const SERVICE: &str = "sums";
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 30);
 const PORT: u16 = 7000;
-const PROGRAM: &str = include_str!("sums.c");
+pub(crate) const PROGRAM: Program = Program { name: SERVICE, source: include_str!("sums.c") };
 /// Moves there and back that are not counted: the first ones bring its files and all of its memory.
 const WARM_UP: u32 = 1;
 /// How long it may take until the service listens.
@@ -77,18 +78,16 @@ pub(crate) async fn there_and_back(
     runs: u32,
     add: &mut impl FnMut(Value) -> io::Result<()>,
 ) -> anyhow::Result<()> {
-    let root = root(lab, compiler).await?;
     let connection = trial::connect(lab, SOURCE).await?;
     let files = u64::from(shape.connections) + 1024;
-    let request = RunRequest {
-        name: SERVICE.to_owned(),
-        address: ADDRESS.to_string(),
-        source: Some(Source::Rootfs(root.to_string_lossy().into_owned())),
+    let service = Service {
+        name: SERVICE,
+        address: ADDRESS,
+        source: PROGRAM.root(lab, compiler).await?,
         command: [vec![format!("/{SERVICE}")], shape.words(PORT)].concat(),
         ulimits: vec![Ulimit { name: "nofile".to_owned(), soft: files, hard: files }],
-        ..RunRequest::default()
     };
-    connection.node.clone().run(request).await.map_err(|status| connection.explain(&status))?;
+    service.run(&connection).await?;
     let quiet = trial::quiet(lab);
     let there = lab.clone();
     let client = blocking(move || Client::start(&there, shape.connections)).await?;
@@ -119,38 +118,6 @@ pub(crate) async fn there_and_back(
         }
     }
     blocking(move || client.stop()).await
-}
-
-/// The root filesystem of the service, with nothing but its program for this machine.
-async fn root(lab: &Lab, compiler: &Path) -> anyhow::Result<PathBuf> {
-    let directory = lab.state(SOURCE)?.with_file_name(SERVICE);
-    let compiler = compiler.to_owned();
-    blocking(move || {
-        let root = directory.join("root");
-        fs::create_dir_all(&root).with_context(|| format!("making {}", root.display()))?;
-        let executable = build(&compiler, &directory)?;
-        let copied = fs::copy(&executable, root.join(SERVICE));
-        copied.with_context(|| format!("copying {}", executable.display()))?;
-        Ok(root)
-    })
-    .await
-}
-
-/// Builds the program in a directory; its executable for this machine.
-pub(crate) fn build(compiler: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
-    let source = directory.join("sums.c");
-    fs::write(&source, PROGRAM).with_context(|| format!("writing {}", source.display()))?;
-    let output =
-        Command::new(compiler).arg("-O2").arg(&source).arg("-o").arg(directory.join(SERVICE)).output();
-    let output = output.with_context(|| {
-        format!(
-            "{} does not start; install the package godwit-isa, or name it with --compiler",
-            compiler.display()
-        )
-    })?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{} failed: {}", compiler.display(), said.trim());
-    Ok(directory.join(format!("{SERVICE}.{}", std::env::consts::ARCH)))
 }
 
 /// The service's client, with one connection, which it never renews; it checks each answer. Further connections say nothing.

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use anyhow::ensure;
+use godwit_api::v1::run_request::Source;
 use godwit_cli::migration::{How, Mode};
 use godwit_lab::Lab;
 use serde_json::Value;
@@ -39,7 +40,7 @@ const PAPER: Paper = Paper { label: "the paper, live: below 1 s", from: 0.0, to:
 
 pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()> {
     let runs = if args.quick { 1 } else { RUNS };
-    let image = redis::image(&args.image)?;
+    let image = redis::image(&args.images)?;
     let daemon_arguments = ["--retained-memory", "0"].map(str::to_owned).to_vec();
     let bed = Bed { name: args.name.clone(), daemon_arguments, ..Bed::default() };
     for megabytes in SIZES {
@@ -50,7 +51,7 @@ pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()
 
 async fn of_size(
     lab: &Lab,
-    image: &Path,
+    image: &Source,
     megabytes: u64,
     runs: u32,
     lines: &mut Lines,

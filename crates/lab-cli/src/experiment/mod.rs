@@ -8,19 +8,24 @@
 //!   latency.rs      hcontainer-latency       │
 //!   payload.rs      hcontainer-payload       │
 //!   follow.rs       hcontainer-follow        │
+//!   compute.rs      hcontainer-compute       │
 //!   kernels.rs      hcontainer-overhead      │
 //!                   hcontainer-emulation     │
 //!   persistence.rs  hcontainer-persistence  ─┘
 //!
 //!   throughput.rs   the closed loop of latency and payload
+//!   journey.rs      a client on its way, of follow and compute
+//!   stores.rs       services that write themselves to the disk
 //!   picture.rs      a picture of ranges      curves.rs   a picture over time
 //! ```
 //!
 //! H-Container: T. Xing, A. Barbalace, P. Olivier, M. L. Karaoui, W. Wang, B. Ravindran, "H-Container: Enabling
 //! Heterogeneous-ISA Container Migration in Edge Computing", ACM Transactions on Computer Systems 39, 2022.
 
+mod compute;
 mod curves;
 mod follow;
+mod journey;
 mod kernels;
 mod latency;
 mod live;
@@ -29,6 +34,7 @@ mod payload;
 mod persistence;
 mod picture;
 mod returns;
+mod stores;
 mod throughput;
 mod transform;
 
@@ -64,9 +70,9 @@ pub(crate) struct Args {
     /// The compiler that builds services
     #[arg(long, value_name = "PROGRAM", default_value = "godwit-cc")]
     compiler: PathBuf,
-    /// The image of a Redis that can cross, as `make base-image` builds it
-    #[arg(long, value_name = "FILE", default_value = "target/base/redis.tar")]
-    image: PathBuf,
+    /// Directory of the images of services, as `make base-image` builds them
+    #[arg(long, value_name = "DIR", default_value = "target/base")]
+    images: PathBuf,
     /// Directory for what was measured and its picture
     #[arg(long, value_name = "DIR", default_value = "target/experiments")]
     out: PathBuf,
@@ -95,13 +101,16 @@ enum Experiment {
     /// What a client is answered that goes to another node, by where the Redis is (figures 17 to 21, and 28)
     #[value(name = "hcontainer-follow")]
     Follow,
+    /// The same of services that compute, by the size of what they are asked (figures 22 to 25)
+    #[value(name = "hcontainer-compute")]
+    Compute,
     /// What it costs kernels to be able to cross, beside clang's builds (figures 10 and 11)
     #[value(name = "hcontainer-overhead")]
     Overhead,
     /// The same kernels, emulated and crossing (figure 12)
     #[value(name = "hcontainer-emulation")]
     Emulation,
-    /// A Redis's own SAVE and load beside a checkpoint and a restore (figures 2 to 4)
+    /// How a Redis and an SQLite save and load by themselves, beside a checkpoint and a restore (figures 2 to 4)
     #[value(name = "hcontainer-persistence")]
     Persistence,
 }
@@ -149,6 +158,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
             Experiment::Latency => latency::measure(&args, &mut lines).await,
             Experiment::Payload => payload::measure(&args, &mut lines).await,
             Experiment::Follow => follow::measure(&args, &mut lines).await,
+            Experiment::Compute => compute::measure(&args, &mut lines).await,
             Experiment::Overhead => kernels::measure(&args, &mut lines, &kernels::OVERHEAD).await,
             Experiment::Emulation => kernels::measure(&args, &mut lines, &kernels::EMULATION).await,
             Experiment::Persistence => persistence::measure(&args, &mut lines).await,
@@ -175,6 +185,7 @@ pub(crate) async fn run(args: Args, global: &Global) -> anyhow::Result<ExitCode>
         Experiment::Latency => latency::tell(&lines.rows, &drawn),
         Experiment::Payload => payload::tell(&lines.rows, &drawn),
         Experiment::Follow => follow::tell(&lines.rows, &drawn),
+        Experiment::Compute => compute::tell(&lines.rows, &drawn),
         Experiment::Overhead => kernels::tell(&lines.rows, &drawn, &kernels::OVERHEAD),
         Experiment::Emulation => kernels::tell(&lines.rows, &drawn, &kernels::EMULATION),
         Experiment::Persistence => persistence::tell(&lines.rows, &drawn),

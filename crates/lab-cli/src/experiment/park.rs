@@ -49,7 +49,7 @@ pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()
     let compiler = args.compiler.clone();
     let directory = scratch()?;
     let place = directory.path().to_owned();
-    let program = blocking(move || sums::build(&compiler, &place)).await?;
+    let program = blocking(move || sums::PROGRAM.build(&compiler, &place)).await?;
     for load in ["idle", "busy"] {
         for threads in THREADS {
             let program = program.clone();

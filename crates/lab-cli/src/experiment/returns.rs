@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use anyhow::ensure;
+use godwit_api::v1::run_request::Source;
 use godwit_cli::migration::{How, Mode};
 use godwit_lab::Lab;
 use serde_json::Value;
@@ -32,12 +33,12 @@ const GOAL_PART: f64 = 0.1;
 
 pub(super) async fn measure(args: &Args, lines: &mut Lines) -> anyhow::Result<()> {
     let turns = if args.quick { 1 } else { TURNS };
-    let image = redis::image(&args.image)?;
+    let image = redis::image(&args.images)?;
     let bed = Bed { name: args.name.clone(), ..Bed::default() };
     bed.lab(true, async |lab| there_and_back(lab, &image, turns, lines).await).await
 }
 
-async fn there_and_back(lab: &Lab, image: &Path, turns: u32, lines: &mut Lines) -> anyhow::Result<()> {
+async fn there_and_back(lab: &Lab, image: &Source, turns: u32, lines: &mut Lines) -> anyhow::Result<()> {
     let connection = trial::connect(lab, SOURCE).await?;
     let at = redis::run(&connection, image, &redis::WITHOUT_SNAPSHOTS).await?;
     let mut clients = Clients::start(lab, at, (MEMORY, RATE), |_| Ok(())).await?;

@@ -13,7 +13,7 @@ use godwit_lab::{
     Lab,
     conditions::{Conditions, Step},
     config::CLIENT,
-    workload::Gets,
+    workload::Repeated,
 };
 use plotters::style::RGBColor;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ pub(super) async fn measure(
     settings: &[Setting],
 ) -> anyhow::Result<()> {
     let runs = if args.quick { 1 } else { RUNS };
-    let image = redis::image(&args.image)?;
+    let image = redis::image(&args.images)?;
     let bed = Bed { name: args.name.clone(), ..Bed::default() };
     bed.lab(true, async |lab| {
         let node = trial::connect(lab, SOURCE).await?;
@@ -77,7 +77,7 @@ pub(super) async fn measure(
 async fn rate(lab: &Lab, redis: SocketAddrV4, setting: Setting) -> anyhow::Result<f64> {
     let lab = lab.clone();
     blocking(move || {
-        let gets = Gets::start(&lab, CLIENT, redis, CONNECTIONS, setting.value_bytes)?;
+        let gets = Repeated::gets(&lab, CLIENT, redis, CONNECTIONS, setting.value_bytes)?;
         // Half of it in each direction.
         let delay = Duration::from_millis(setting.added_ms.into()) / 2;
         let conditions = Conditions { delay, ..Conditions::default() };

@@ -1,11 +1,12 @@
-//! The closed-loop client whose rate the round trip bounds: over each of its connections one GET is under way.
+//! The closed-loop client whose rate the round trip bounds: over each of its connections one question is under way, always
+//! the same one.
 //!
 //! ```text
-//!   connection 1    GET ─▶ value, GET ─▶ value, GET ─▶ …
-//!   connection 2    GET ─▶ value, GET ─▶ value, GET ─▶ …
+//!   connection 1    question ─▶ answer, question ─▶ answer, question ─▶ …
+//!   connection 2    question ─▶ answer, question ─▶ answer, question ─▶ …
 //! ```
 //!
-//! All read one value, with which each answer is compared. No connection is renewed. How much a Redis can do at most is for
+//! Each answer is compared with the one that is due. No connection is renewed. How much a Redis can do at most is for
 //! [`super::closed_loop`] to tell.
 
 use std::{
@@ -27,10 +28,12 @@ use super::{
 };
 use crate::{error::LabError, handle::Lab};
 
-/// What is read.
+/// What is read of a Redis.
 const KEY: &str = "gets";
-/// How long Redis may take to answer the first request.
+/// How long a service may take until it can be connected to, and a Redis to answer the first request.
 const START: Duration = Duration::from_secs(60);
+/// Between two attempts to connect.
+const AGAIN: Duration = Duration::from_millis(10);
 /// How long answers are waited for at the end: longer than the two minutes that TCP may wait between two attempts to send a
 /// segment again (RFC 6298, TCP_RTO_MAX).
 const PATIENCE: Duration = Duration::from_secs(130);
@@ -41,10 +44,10 @@ const EVENTS: usize = 64;
 
 /// What the client saw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GetsReport {
+pub struct RepeatedReport {
     /// Requests issued.
     pub sent: u64,
-    /// Requests answered by the value.
+    /// Requests answered as is due.
     pub answered: u64,
     /// Requests answered by something else; the connection is used no more.
     pub wrong: u64,
@@ -56,28 +59,46 @@ pub struct GetsReport {
     pub broken: Option<String>,
 }
 
-impl GetsReport {
+impl RepeatedReport {
     /// Whether every request was answered rightly on the connection that sent it.
     pub fn is_clean(&self) -> bool {
         self.wrong == 0 && self.lost_ops == 0 && self.broken.is_none() && self.answered > 0
     }
 }
 
+/// What is asked, and the answer that is due.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// What is sent.
+    pub request: Vec<u8>,
+    /// All that has to come back.
+    pub answer: Vec<u8>,
+}
+
+impl Question {
+    /// A GET of a value that has been stored.
+    fn get(value: &str) -> Self {
+        let mut request = Vec::new();
+        resp::encode(&mut request, &[b"GET", KEY.as_bytes()]);
+        Self { request, answer: format!("${}\r\n{value}\r\n", value.len()).into_bytes() }
+    }
+}
+
 /// A running client.
 #[derive(Debug)]
-pub struct Gets {
+pub struct Repeated {
     address: SocketAddrV4,
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
-    thread: JoinHandle<GetsReport>,
+    thread: JoinHandle<RepeatedReport>,
 }
 
-impl Gets {
-    /// Stores a value of so many bytes, connects so often from a lab's host, and begins.
+impl Repeated {
+    /// Stores a value of so many bytes in a Redis, connects so often from a lab's host, and begins to read it.
     ///
     /// # Errors
     /// The Redis does not answer, or cannot be connected to.
-    pub fn start(
+    pub fn gets(
         lab: &Lab,
         host: &str,
         address: SocketAddrV4,
@@ -89,18 +110,43 @@ impl Gets {
         if stored != Reply::Simple("OK".to_owned()) {
             return Err(failed(address, format!("it answered SET with {stored:?}")));
         }
-        let problem = |error: io::Error| failed(address, error.to_string());
-        let streams: Result<Vec<_>, _> =
-            (0..connections).map(|_| connect(lab, host, address)?.map_err(problem)).collect();
-        Self::over(streams?, &value, address).map_err(problem)
+        Self::start(lab, host, address, connections, Question::get(&value))
     }
 
-    /// Begins over these connections, to read this value.
-    fn over(streams: Vec<TcpStream>, value: &str, address: SocketAddrV4) -> io::Result<Self> {
+    /// Connects so often from a lab's host, once the service listens, and begins to ask.
+    ///
+    /// # Errors
+    /// The service cannot be connected to within a minute.
+    pub fn start(
+        lab: &Lab,
+        host: &str,
+        address: SocketAddrV4,
+        connections: u32,
+        question: Question,
+    ) -> Result<Self, LabError> {
+        let problem = |error: io::Error| failed(address, error.to_string());
+        let deadline = Instant::now() + START;
+        let mut streams = Vec::new();
+        for _ in 0..connections {
+            streams.push(loop {
+                match connect(lab, host, address)? {
+                    Ok(stream) => break stream,
+                    Err(error) if Instant::now() >= deadline => return Err(problem(error)),
+                    // Nobody is told when a service listens.
+                    Err(_) => thread::sleep(AGAIN),
+                }
+            });
+        }
+        Self::over(streams, question, address).map_err(problem)
+    }
+
+    /// Begins over these connections.
+    fn over(streams: Vec<TcpStream>, question: Question, address: SocketAddrV4) -> io::Result<Self> {
         let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let client = Client::new(streams, value, Arc::clone(&answered))?;
+        let client = Client::new(streams, question, Arc::clone(&answered))?;
         let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new().name("gets".to_owned()).spawn(move || client.run(&stopped))?;
+        let thread =
+            thread::Builder::new().name("repeated".to_owned()).spawn(move || client.run(&stopped))?;
         Ok(Self { address, stop, answered, thread })
     }
 
@@ -113,7 +159,7 @@ impl Gets {
     ///
     /// # Errors
     /// The client's thread has ended, which only a bug can do.
-    pub fn stop(self) -> Result<GetsReport, LabError> {
+    pub fn stop(self) -> Result<RepeatedReport, LabError> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = |_| failed(self.address, "the client's thread has ended".to_owned());
         self.thread.join().map_err(ended)
@@ -131,32 +177,28 @@ struct Connection {
 struct Client {
     epoll: Epoll,
     connections: Vec<Connection>,
-    request: Vec<u8>,
-    expected: Vec<u8>,
+    question: Question,
     answered: Arc<AtomicU64>,
-    report: GetsReport,
+    report: RepeatedReport,
 }
 
 impl Client {
-    fn new(streams: Vec<TcpStream>, value: &str, answered: Arc<AtomicU64>) -> io::Result<Self> {
+    fn new(streams: Vec<TcpStream>, question: Question, answered: Arc<AtomicU64>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         for (number, stream) in (0..).zip(&streams) {
             epoll.add(stream, EpollEvent::new(EpollFlags::EPOLLIN, number))?;
         }
-        let mut request = Vec::new();
-        resp::encode(&mut request, &[b"GET", KEY.as_bytes()]);
         let connection = |stream| Connection { stream, received: Vec::new(), waits: false };
         Ok(Self {
             epoll,
             connections: streams.into_iter().map(connection).collect(),
-            request,
-            expected: format!("${}\r\n{value}\r\n", value.len()).into_bytes(),
+            question,
             answered,
-            report: GetsReport::default(),
+            report: RepeatedReport::default(),
         })
     }
 
-    fn run(mut self, stop: &AtomicBool) -> GetsReport {
+    fn run(mut self, stop: &AtomicBool) -> RepeatedReport {
         for number in 0..self.connections.len() {
             self.ask(number);
         }
@@ -183,12 +225,12 @@ impl Client {
         self.report
     }
 
-    /// Sends a request, whose few bytes the socket has room for: no other is out.
+    /// Sends a request. It waits where the socket has no room for it, which a service that reads all before it answers makes.
     fn ask(&mut self, number: usize) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.waits = true;
         self.report.sent += 1;
-        if let Err(error) = connection.stream.write_all(&self.request) {
+        if let Err(error) = connection.stream.write_all(&self.question.request) {
             self.end(number, format!("sending failed: {error}"));
         }
     }
@@ -201,17 +243,17 @@ impl Client {
             Ok(0) => self.end(number, "the service closed it".to_owned()),
             Ok(length) => {
                 connection.received.extend_from_slice(buffer.get(..length).unwrap_or_default());
-                if connection.received == self.expected {
+                if connection.received == self.question.answer {
                     connection.received.clear();
                     connection.waits = false;
                     self.report.answered += 1;
                     self.answered.fetch_add(1, Ordering::Relaxed);
                     return true;
                 }
-                if !self.expected.starts_with(&connection.received) {
+                if !self.question.answer.starts_with(&connection.received) {
                     let answer = String::from_utf8_lossy(&connection.received).into_owned();
                     self.report.wrong += 1;
-                    self.end(number, format!("the answer to GET {KEY} was {answer:?}"));
+                    self.end(number, format!("an answer was {answer:?}"));
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -244,7 +286,7 @@ mod tests {
 
     /// A client with two connections to a server that gives on each always this answer, in pieces of four bytes; on one
     /// without an answer it ends at the first request.
-    fn client(answers: [&'static str; 2]) -> Gets {
+    fn client(answers: [&'static str; 2]) -> Repeated {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let SocketAddr::V4(address) = listener.local_addr().unwrap() else { panic!() };
         let mut streams = Vec::new();
@@ -263,16 +305,16 @@ mod tests {
                 }
             });
         }
-        Gets::over(streams, "abc", address).unwrap()
+        Repeated::over(streams, Question::get("abc"), address).unwrap()
     }
 
     #[test]
     fn each_answer_sends_the_next_request_and_all_are_counted() {
-        let gets = client([RIGHT; 2]);
-        while gets.answered() < 100 {
+        let repeated = client([RIGHT; 2]);
+        while repeated.answered() < 100 {
             thread::yield_now();
         }
-        let report = gets.stop().unwrap();
+        let report = repeated.stop().unwrap();
         assert!(report.is_clean() && report.answered >= 100, "{report:?}");
         assert_eq!((report.sent, report.reconnects), (report.answered, 0), "{report:?}");
     }
