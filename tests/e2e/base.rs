@@ -318,7 +318,7 @@ fn redis_of_the_base_crosses_under_load() {
 }
 
 #[test]
-fn sqlite_of_the_base_crosses_under_load_with_its_data_base() {
+fn sqlite_of_the_base_crosses_under_load_with_its_database() {
     crosses_under_load("sqlite", &[], sqlite);
 }
 
