@@ -15,6 +15,7 @@ mod checkpoint;
 mod confinement;
 mod connections;
 mod crossing;
+mod databases;
 mod demo;
 mod docker;
 mod docker_stores;

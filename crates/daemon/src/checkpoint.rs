@@ -29,6 +29,7 @@ use godwit_engine::checkpoint::{
 };
 use godwit_engine::image::Digest;
 use godwit_engine::{DumpTarget, EngineError, Keeper, Mount, files};
+use godwit_migration::databases::{self, Remembered};
 use godwit_migration::{Restart, Service, error_chain, failpoint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -60,6 +61,9 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) struct Own {
     pub(crate) version: u32,
     pub(crate) service: Service,
+    /// What its processes remember of files of databases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) remembered: Vec<Remembered>,
 }
 
 type Output = Pin<Box<dyn Stream<Item = Result<CheckpointOutput, Status>> + Send>>;
@@ -185,6 +189,10 @@ impl Making {
         }
         self.node.criu().version().await.map_err(|error| status(Status::failed_precondition, &error))?;
         let prepared = self.node.criu().clone().as_stock().prepare().map_err(internal)?;
+        let pids = local.engine.processes(&config).await.map_err(internal)?;
+        let pids: Vec<_> = pids.into_iter().filter_map(|pid| pid.try_into().ok()).collect();
+        let looking = tokio::task::spawn_blocking(move || databases::look(&pids, true));
+        let remembered = looking.await.map_err(internal)?.map_err(internal)?.remembered;
         let dumped = tokio::select! {
             dumped = self.dump(prepared) => dumped,
             () = outputs.closed() => Err(Status::cancelled("the user has gone")),
@@ -203,7 +211,7 @@ impl Making {
         failpoint::point("checkpoint.dumped").await;
         let ending = self.node.local().ending.clone();
         let taken = async {
-            self.send(outputs.clone()).await?;
+            self.send(outputs.clone(), remembered).await?;
             let image = documents::image_name(&self.service.image);
             let frozen_us = u64::try_from(frozen.as_micros()).unwrap_or(u64::MAX);
             let whole = CheckpointWhole { image, frozen_us };
@@ -330,9 +338,9 @@ impl Making {
     }
 
     /// Streams the archive.
-    async fn send(&self, outputs: Outputs) -> Result<(), Status> {
+    async fn send(&self, outputs: Outputs, remembered: Vec<Remembered>) -> Result<(), Status> {
         let service = Service { hooks: godwit_migration::service::Hooks::default(), ..self.service.clone() };
-        let own = Own { version: VERSION, service };
+        let own = Own { version: VERSION, service, remembered };
         let own = serde_json::to_vec_pretty(&own).map_err(internal)?;
         let config = self.node.local().config(&self.service);
         let documents = documents::documents(&config, &known(&self.service)).map_err(internal)?;

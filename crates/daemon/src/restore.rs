@@ -17,7 +17,8 @@ use godwit_engine::checkpoint::theirs::{self, Theirs};
 use godwit_engine::checkpoint::unpack::{Unpacked, unpack};
 use godwit_engine::checkpoint::{ArchiveError, OWN, changes, foreign, volume};
 use godwit_engine::image::{Digest, Image};
-use godwit_engine::{Mount, MountKind, RestoreRequest, files};
+use godwit_engine::{ContainerConfig, Mount, MountKind, RestoreRequest, files};
+use godwit_migration::databases::{self, Remembered};
 use godwit_migration::service::Hooks;
 use godwit_migration::{Attachment, Port, Service, failpoint};
 use godwit_names::{ServiceName, VolumeName};
@@ -64,7 +65,7 @@ pub(crate) async fn restore(
     node.criu().version().await.map_err(|error| status(Status::failed_precondition, &error))?;
     let staging = Staging::new(&node.local().layout).map_err(internal)?;
     let unpacked = receive(&mut input, staging.path()).await?;
-    let (mut service, archived) = described(&unpacked, &start)?;
+    let (mut service, Archived { addresses, remembered }) = described(&unpacked, &start)?;
     if !start.ignore_volumes {
         has_volumes(&unpacked, &service)?;
     }
@@ -75,7 +76,7 @@ pub(crate) async fn restore(
         )));
     }
     let stays = connections > 0 || start.name.is_empty();
-    let request = asked(node, &service, &start, (&archived, stays))?;
+    let request = asked(node, &service, &start, (&addresses, stays))?;
     let (network, addresses, _occupied) =
         reserve(node, &service.name, &request, service.publish.clone()).await?;
     (service.network, service.address) =
@@ -95,6 +96,7 @@ pub(crate) async fn restore(
         staging: &staging,
         fresh,
         ignore_volumes: start.ignore_volumes,
+        remembered,
     };
     if let Err(error) = making.make().await {
         making.undo().await;
@@ -119,10 +121,19 @@ async fn receive(input: &mut Streaming<RestoreInput>, staging: &Path) -> Result<
     unpacking.await.map_err(internal)?.map_err(failed)
 }
 
-/// The service that an archive describes, on no network yet, and the addresses that it had.
-fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Vec<Ipv4Addr>), Status> {
+/// What an archive of godwit's says beside its service; one of Podman's says nothing.
+#[derive(Default)]
+struct Archived {
+    /// The addresses that the service had.
+    addresses: Vec<Ipv4Addr>,
+    /// What its processes remember of files of databases.
+    remembered: Vec<Remembered>,
+}
+
+/// The service that an archive describes, on no network yet.
+fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Archived), Status> {
     let refused = |reason: &str| Status::invalid_argument(format!("the archive is refused: {reason}"));
-    let (mut service, addresses) = if unpacked.is_own() {
+    let (mut service, archived) = if unpacked.is_own() {
         let own = unpacked.document(OWN).map_err(failed)?;
         let own: Own = serde_json::from_slice(&own).map_err(|error| {
             Status::invalid_argument(format!("{OWN} of the archive is not understood: {error}"))
@@ -143,10 +154,10 @@ fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Vec<
         if service.mounts.iter().any(|mount| mount.bind().is_some()) {
             return Err(refused("it wants a directory of this node"));
         }
-        let addresses = service.addresses();
-        (service, addresses)
+        let archived = Archived { addresses: service.addresses(), remembered: own.remembered };
+        (service, archived)
     } else {
-        (of_podman(theirs::read(unpacked).map_err(failed)?, start)?, Vec::new())
+        (of_podman(theirs::read(unpacked).map_err(failed)?, start)?, Archived::default())
     };
     check(&service)?;
     if !start.name.is_empty() {
@@ -157,7 +168,7 @@ fn described(unpacked: &Unpacked, start: &RestoreStart) -> Result<(Service, Vec<
     }
     service.id = ulid::Ulid::new().to_string();
     (service.created_ms, service.started_ms) = (now_ms(), now_ms());
-    Ok((service, addresses))
+    Ok((service, archived))
 }
 
 /// Refuses what `godwit run` would refuse.
@@ -448,6 +459,8 @@ struct Making<'a> {
     /// Volumes that are not here yet.
     fresh: Vec<VolumeName>,
     ignore_volumes: bool,
+    /// What its processes remember of files of databases.
+    remembered: Vec<Remembered>,
 }
 
 impl Making<'_> {
@@ -481,6 +494,7 @@ impl Making<'_> {
             lazy_pages: false,
         };
         local.engine.restore_stopped(&request).await.map_err(internal)?;
+        self.correct(&config).await?;
         // Its first answers find the port open.
         local.network.open(service).await.map_err(internal)?;
         local.engine.cont(&config, &stopped).await.map_err(internal)?;
@@ -488,6 +502,20 @@ impl Making<'_> {
         self.node.state.put_service(service).map_err(internal)?;
         // Not before it is this node's: until then they go with it.
         off_worker(|| local.unmark_volumes(service)).map_err(internal)
+    }
+
+    /// Corrects what its processes remember of files of databases. What cannot be corrected is told to the user.
+    async fn correct(&self, config: &ContainerConfig) -> Result<(), Status> {
+        if self.remembered.is_empty() {
+            return Ok(());
+        }
+        let processes = self.node.local().engine.processes(config).await.map_err(internal)?;
+        let remembered = self.remembered.clone();
+        let correcting = tokio::task::spawn_blocking(move || databases::correct(&processes, &remembered));
+        for failed in correcting.await.map_err(internal)? {
+            self.node.events.tell("service", "told", &self.service.name, &failed);
+        }
+        Ok(())
     }
 
     /// Puts its changed files and volumes in their places.

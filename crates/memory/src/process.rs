@@ -14,6 +14,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -29,6 +30,7 @@ pub use maps::{Area, AreaKind};
 pub use read::{PIECE, Piece, Pieces, Reader};
 
 use crate::Space;
+use crate::tracker::{Protect, Scanner, entries_of};
 
 /// Why a process could not be examined.
 #[derive(Debug, Error)]
@@ -137,7 +139,10 @@ impl Process {
     }
 
     /// The same, but areas that are locked, or of huge pages, may not be told from others.
-    pub(crate) fn areas_now(&self) -> Result<Vec<Area>, ProcessError> {
+    ///
+    /// # Errors
+    /// As [`Process::areas`].
+    pub fn areas_now(&self) -> Result<Vec<Area>, ProcessError> {
         self.find_task()?;
         self.areas_in("maps")
     }
@@ -180,6 +185,37 @@ impl Process {
     /// [`ProcessError::Gone`] when the process has ended.
     pub fn first_with_content(&self, range: &crate::Range) -> Result<Option<u64>, ProcessError> {
         read::first_with_content(self, range)
+    }
+
+    /// Where it may have pages in an area of private memory that is of no file.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when the process has ended.
+    pub fn populated(&self, area: &crate::Range) -> Result<Vec<crate::Range>, ProcessError> {
+        let failed = |errno: Errno| self.failed("read its page tables", errno.into());
+        let pagemap = self.open_file("pagemap")?;
+        let mut populated: Vec<crate::Range> = Vec::new();
+        let each = |pages: crate::Range, _| match populated.last_mut() {
+            Some(last) if last.end == pages.start => last.end = pages.end,
+            _ => populated.push(pages),
+        };
+        match Scanner::small().scan(pagemap.as_fd(), area, Protect::No, each) {
+            // Before Linux 6.7.
+            Err(Errno::ENOTTY) => {
+                entries_of(&pagemap, area, |page, _| populated.push(page)).map_err(failed)?
+            }
+            scanned => scanned.map_err(failed)?,
+        }
+        Ok(populated)
+    }
+
+    /// Writes memory, where it may be written or not. A page that has yet to come is waited for.
+    ///
+    /// # Errors
+    /// [`ProcessError::Gone`] when the process has ended, and where there is no memory.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), ProcessError> {
+        let memory = self.of_task(|task| self.open_path(&format!("task/{task}/mem"), OFlag::O_WRONLY))?;
+        memory.write_all_at(bytes, address).map_err(|source| self.failed("write its memory", source))
     }
 
     /// The directory in `/proc` of a thread of it that lives. What is opened below it is this process's, or fails, as long as

@@ -30,7 +30,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 pub use detect::{Detected, detect, pagemap_scan};
-pub(crate) use entries::copied as copied_entries;
+pub(crate) use entries::{copied as copied_entries, pages as entries_of};
 pub use events::shared_writes;
 
 pub(crate) use self::kernel::{Protect, Scanner};

@@ -26,6 +26,7 @@
 //! - [`resources`]: the node as both ends see it: engine, network, CRIU, pagers, store, journal, and the cluster.
 //!   [`incarnation`]: id and epoch, which it compares before it removes anything of a service.
 //! - [`converge`]: when to stop copying and freeze. [`outlook`]: what a move would be like. [`report`]: what a move came to.
+//! - [`databases`]: what SQLite remembers of files, which are others after a move.
 //! - [`retained`]: pages of a service that has left, for when it comes back.
 //! - [`failpoint`]: where a test can make a node die or wait. The module `loopback` (of tests) runs both ends in one
 //!   process, without root, CRIU or a network, and lets each step and connection fail.
@@ -43,6 +44,7 @@ pub mod bulk;
 pub mod checkpoint;
 pub mod cpu;
 pub mod crossing;
+pub mod databases;
 pub mod destination;
 pub mod doubt;
 pub mod error;

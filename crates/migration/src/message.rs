@@ -294,6 +294,7 @@ mod tests {
 
     use super::*;
     use crate::crossing::AtRest;
+    use crate::databases::Remembered;
     use crate::timeline::{SpanThere, TimelineThere};
 
     fn every_message() -> Vec<Message> {
@@ -357,6 +358,7 @@ mod tests {
                 follows: true,
                 aliases: true,
                 crosses: "aarch64".into(),
+                corrects: true,
             }),
             Message::StillLacking(StillLacking { layers: vec!["sha256:00".into()] }),
             Message::Refused(Refused { reasons: vec!["no room".into()] }),
@@ -375,6 +377,13 @@ mod tests {
                 files: vec![],
                 keep_stopped: vec![4],
                 at_rest: vec![AtRest { pid: 1, record: vec![1], executable: vec![2] }],
+                remembered: vec![Remembered {
+                    pid: 1,
+                    descriptor: 3,
+                    device: 2,
+                    inode: 4,
+                    places: vec![4096],
+                }],
             }),
             Message::ImagesReceived,
             Message::Step(Reached { step: Step::Restoring.into() }),

@@ -92,21 +92,12 @@ pub const IMAGES: [Image; 10] = [
         command: &["/usr/bin/redis-server", "--protected-mode", "no"],
     },
     Image { name: "lua", recipe: LUA, programs: &[("src/lua", "/usr/bin/lua")], command: &["/usr/bin/lua"] },
-    // A server: a shell of SQLite for each client, on one database. Its usual way to lock remembers inode numbers, and
-    // refuses to write when a move has changed them.
+    // A server: a shell of SQLite for each client, on one database.
     Image {
         name: "sqlite",
         recipe: SQLITE,
         programs: &[("sqlite3", "/usr/bin/sqlite3")],
-        command: &[
-            "/usr/bin/tcpsvd",
-            "0.0.0.0",
-            "7000",
-            "/usr/bin/sqlite3",
-            "-vfs",
-            "unix-dotfile",
-            "/srv/data.db",
-        ],
+        command: &["/usr/bin/tcpsvd", "0.0.0.0", "7000", "/usr/bin/sqlite3", "/srv/data.db"],
     },
     Image {
         name: "lighttpd",

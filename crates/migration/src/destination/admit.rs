@@ -595,6 +595,7 @@ fn answer(
         follows: true,
         aliases: true,
         crosses: String::new(),
+        corrects: true,
     }
 }
 

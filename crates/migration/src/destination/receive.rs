@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_database::blocking::off_worker;
-use godwit_engine::{BegunRestore, RestoreRequest, files, tree};
+use godwit_engine::{BegunRestore, ContainerConfig, RestoreRequest, files, tree};
 use tokio::sync::mpsc;
 
 use super::admit::Admitted;
@@ -16,6 +16,7 @@ use super::log::LogWriter;
 use super::page_receiver::{PageReceiver, PageReceiverError, Shared};
 use super::{DestinationError, cross, plain};
 use crate::ahead::{Held, MOST_NAMES, MOST_PATH_BYTES};
+use crate::databases::{self, Remembered};
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::{Link, LinkError};
@@ -236,7 +237,7 @@ async fn receive_and_restore(
     timeline.note("mount root", mounting);
     let mut images = images::Receiver::new(&request.images, admitted.images_bytes);
     let mut names = Names { places: &tmpfs, named: BTreeSet::new(), bytes: 0 };
-    let ImagesEnd { files, keep_stopped, at_rest } = loop {
+    let ImagesEnd { files, keep_stopped, at_rest, remembered } = loop {
         failpoint::point("destination.receiving").await;
         match link.receive().await? {
             piece @ (Message::LogData(_) | Message::OldLogData(_) | Message::LogRotated) => {
@@ -305,6 +306,7 @@ async fn receive_and_restore(
             let processes = local.engine.processes(&request.config).await?;
             receiver.push(processes).await?;
         }
+        correct(local, service, &request.config, remembered).await?;
         timeline.note("check", since);
         Ok::<_, DestinationError>(())
     };
@@ -325,6 +327,24 @@ async fn receive_and_restore(
     timeline.note("sync", begun);
     failpoint::point("destination.restoring").await;
     Ok(keep_stopped)
+}
+
+/// Corrects what its processes remember of files of databases. What cannot be corrected is told to the user.
+async fn correct(
+    local: &NodeResources,
+    service: &Service,
+    config: &ContainerConfig,
+    remembered: Vec<Remembered>,
+) -> Result<(), DestinationError> {
+    if remembered.is_empty() {
+        return Ok(());
+    }
+    let processes = local.engine.processes(config).await?;
+    let correcting = tokio::task::spawn_blocking(move || databases::correct(&processes, &remembered));
+    for failed in correcting.await? {
+        local.cluster.told(service, &failed).await;
+    }
+    Ok(())
 }
 
 /// Mounts each tmpfs that the service is defined with, so that its contents can come while the service runs. They lie

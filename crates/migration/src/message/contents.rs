@@ -7,6 +7,7 @@ use godwit_memory::shared::{Kind, Segment};
 use godwit_memory::{PAGE_SIZE, Range, Space};
 
 use crate::crossing::{AtRest, CrossingOffer};
+use crate::databases::Remembered;
 use crate::needs::KernelNeeds;
 use crate::terms::OverlayTerms;
 use crate::timeline::TimelineThere;
@@ -253,6 +254,9 @@ pub struct Accepted {
     /// its own; else empty.
     #[prost(string, tag = "69")]
     pub crosses: String,
+    /// Whether it corrects what processes remember of files of databases.
+    #[prost(bool, tag = "70")]
+    pub corrects: bool,
 }
 
 /// The round of files that are sent ahead is applied.
@@ -501,6 +505,9 @@ pub struct ImagesEnd {
     /// All processes, where they go on under executables of the destination's.
     #[prost(message, repeated, tag = "3")]
     pub at_rest: Vec<AtRest>,
+    /// What its processes remember of files of databases.
+    #[prost(message, repeated, tag = "4")]
+    pub remembered: Vec<Remembered>,
 }
 
 /// One image file.

@@ -26,6 +26,7 @@ use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
 use crate::crossing::AtRest;
+use crate::databases::Remembered;
 use crate::failpoint;
 use crate::images::{self, ImageTmpfs};
 use crate::link::Link;
@@ -49,6 +50,13 @@ pub(super) struct Restored {
 
 /// A dump under way, with how long it took, milliseconds.
 type Dumping = AbortOnDropHandle<Result<(DumpResult, f64), CriuError>>;
+
+/// What the destination is told of processes beside CRIU's images.
+struct Processes {
+    keep_stopped: Vec<u32>,
+    at_rest: Vec<AtRest>,
+    remembered: Vec<Remembered>,
+}
 
 /// What the two tasks that work side by side, for the pages and for the kernel's state, tell each other.
 #[derive(Debug, Default)]
@@ -120,7 +128,8 @@ impl Handing<'_> {
         source.local.network.close(&source.service).await?;
         recorder.report.cutover_ms += ms_since(cutting);
         source.timeline.note("close port", cutting);
-        let KernelState { criu, mut options, keep_stopped, at_rest, shared } = kernel;
+        let KernelState { criu, mut options, keep_stopped, at_rest, remembered, shared } = kernel;
+        let processes = Processes { keep_stopped, at_rest, remembered };
         let Memory { mut pages, found, leave } = memory;
         let (segments, names) = (pages.tell(), pages.names());
         for (patch, external) in pages.external_segments() {
@@ -160,7 +169,7 @@ impl Handing<'_> {
                 link,
                 recorder,
                 (files, names),
-                (dump, keep_stopped, at_rest, tcp_inline),
+                (dump, processes, tcp_inline),
                 &milestones
             ),
             source.sync_storage(),
@@ -247,7 +256,7 @@ impl Handing<'_> {
         link: &mut Link,
         recorder: &mut Recorder,
         (files, names): (LastFiles, Vec<Names>),
-        (dump, keep_stopped, at_rest, tcp_inline): (Dumping, Vec<u32>, Vec<AtRest>, bool),
+        (dump, processes, tcp_inline): (Dumping, Processes, bool),
         milestones: &Milestones,
     ) -> Result<(), SourceError> {
         let (source, deadline) = (self.source, self.deadline);
@@ -284,7 +293,8 @@ impl Handing<'_> {
         let files = images.finish().await?;
         recorder.report.dump_bytes += images.bytes();
         drop(images);
-        link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped, at_rest })).await?;
+        let Processes { keep_stopped, at_rest, remembered } = processes;
+        link.send(Message::ImagesEnd(ImagesEnd { files, keep_stopped, at_rest, remembered })).await?;
         match link.receive().await? {
             Message::ImagesReceived => source.timeline.tells(),
             other => return Err(link.unexpected(&other, "ImagesReceived").into()),

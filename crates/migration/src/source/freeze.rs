@@ -17,6 +17,7 @@ use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
 use crate::crossing::AtRest;
+use crate::databases::Remembered;
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images::ImageTmpfs;
@@ -66,6 +67,8 @@ pub(super) struct KernelState {
     pub(super) keep_stopped: Vec<u32>,
     /// All processes, where they go on under other executables.
     pub(super) at_rest: Vec<AtRest>,
+    /// What its processes remember of files of databases.
+    pub(super) remembered: Vec<Remembered>,
     /// Whether shared memory goes over the streams.
     pub(super) shared: bool,
 }
@@ -119,7 +122,12 @@ impl Source {
         let mappings = self.prepare_mappings(tmpfs).await?;
         let mappings = mappings.as_deref();
         let target = self.with_copies(self.local.engine.dump_target(&config).await?)?;
-        criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings)).await?;
+        let options = dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings);
+        let ready = async { Ok::<_, SourceError>(criu.ready(&options).await?) };
+        let ((), databases) = tokio::try_join!(ready, self.databases(agreed.corrects))?;
+        for warning in databases.warnings {
+            self.local.cluster.told(&self.service, &warning).await;
+        }
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
@@ -161,7 +169,9 @@ impl Source {
         recorder.end("freeze");
         failpoint::point("source.frozen").await;
         let options = dump_options(&target, (tmpfs, &memory.0), agreed.tcp_inline, mappings);
-        let kernel = KernelState { criu, options, keep_stopped, at_rest, shared: agreed.sends_shared() };
+        let shared = agreed.sends_shared();
+        let kernel =
+            KernelState { criu, options, keep_stopped, at_rest, remembered: databases.remembered, shared };
         Ok((kernel, memory, files))
     }
 

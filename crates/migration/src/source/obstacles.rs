@@ -12,7 +12,9 @@ use godwit_criu::obstacles::{self, Obstacle, Restores, Subject, UnixSockets};
 use godwit_criu::{CriuError, Places};
 use godwit_engine::{ContainerConfig, ContainerStatus, EngineError};
 
+use super::pages::PagesError;
 use super::{Source, SourceError};
+use crate::databases;
 use crate::message::Accepted;
 use crate::storage;
 
@@ -47,6 +49,13 @@ impl Source {
         let (mut reasons, obstacles) = self.look_for_obstacles().await?;
         reasons.extend(obstacles::sentences(&obstacles));
         if reasons.is_empty() { Ok(()) } else { Err(SourceError::NotEligible(reasons)) }
+    }
+
+    /// The databases that its processes have open.
+    pub(super) async fn databases(&self, corrects: bool) -> Result<databases::Found, SourceError> {
+        let pids = self.pids().await?;
+        let looking = self.jobs.run(move |_| databases::look(&pids, corrects));
+        Ok(looking.await?.map_err(PagesError::from)?)
     }
 
     /// The reasons that lie in no process, as sentences; and, where there are none, those that do.

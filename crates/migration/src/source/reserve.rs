@@ -64,6 +64,8 @@ pub(super) struct Agreed {
     pub(super) images: u64,
     /// The instruction set of the executables under which it goes on, where these are the destination's own.
     pub(super) crosses: Option<Set>,
+    /// Whether the destination corrects what processes remember of files of databases.
+    pub(super) corrects: bool,
 }
 
 impl Agreed {
@@ -135,6 +137,7 @@ impl Source {
             vtep: self.local.cluster.vtep(&self.destination)?,
             images: memory + KERNEL_STATE_BYTES,
             crosses,
+            corrects: accepted.corrects,
         };
         report.set = agreed.crosses.map(|set| set.name().to_owned()).unwrap_or_default();
         let visit = match accepted.retained {
