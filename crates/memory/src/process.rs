@@ -30,7 +30,6 @@ pub use maps::{Area, AreaKind};
 pub use read::{PIECE, Piece, Pieces, Reader};
 
 use crate::Space;
-use crate::tracker::{Protect, Scanner, entries_of};
 
 /// Why a process could not be examined.
 #[derive(Debug, Error)]
@@ -185,28 +184,6 @@ impl Process {
     /// [`ProcessError::Gone`] when the process has ended.
     pub fn first_with_content(&self, range: &crate::Range) -> Result<Option<u64>, ProcessError> {
         read::first_with_content(self, range)
-    }
-
-    /// Where it may have pages in an area of private memory that is of no file.
-    ///
-    /// # Errors
-    /// [`ProcessError::Gone`] when the process has ended.
-    pub fn populated(&self, area: &crate::Range) -> Result<Vec<crate::Range>, ProcessError> {
-        let failed = |errno: Errno| self.failed("read its page tables", errno.into());
-        let pagemap = self.open_file("pagemap")?;
-        let mut populated: Vec<crate::Range> = Vec::new();
-        let each = |pages: crate::Range, _| match populated.last_mut() {
-            Some(last) if last.end == pages.start => last.end = pages.end,
-            _ => populated.push(pages),
-        };
-        match Scanner::small().scan(pagemap.as_fd(), area, Protect::No, each) {
-            // Before Linux 6.7.
-            Err(Errno::ENOTTY) => {
-                entries_of(&pagemap, area, |page, _| populated.push(page)).map_err(failed)?
-            }
-            scanned => scanned.map_err(failed)?,
-        }
-        Ok(populated)
     }
 
     /// Writes memory, where it may be written or not. A page that has yet to come is waited for.

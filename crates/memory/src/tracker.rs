@@ -23,6 +23,7 @@ mod shared;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 pub use detect::{Detected, detect, pagemap_scan};
-pub(crate) use entries::{copied as copied_entries, pages as entries_of};
+pub(crate) use entries::copied as copied_entries;
 pub use events::shared_writes;
 
 pub(crate) use self::kernel::{Protect, Scanner};
@@ -152,6 +153,23 @@ struct Tracked {
     /// Pages that a device may still write to: what was written, and when that was seen.
     direct: Vec<(Instant, Vec<Range>)>,
     watch: Watch,
+}
+
+/// Where a process has pages in an area of private memory that is of no file; nothing is watched for that.
+///
+/// # Errors
+/// [`ProcessError::Gone`] when the process has ended.
+pub fn populated(process: &Process, area: &Range) -> Result<Vec<Range>, ProcessError> {
+    let pagemap = process.open_file("pagemap")?;
+    let mut found = Vec::new();
+    let each = |pages, _| ranges::push(&mut found, pages);
+    let scanned = match Scanner::small().scan(pagemap.as_fd(), area, Protect::No, each) {
+        // Before Linux 6.7.
+        Err(Errno::ENOTTY) => entries::pages(&pagemap, area, |pages, _| ranges::push(&mut found, pages)),
+        scanned => scanned,
+    };
+    scanned.map_err(|errno| process.failed("read its page tables", errno.into()))?;
+    Ok(found)
 }
 
 impl Tracker {

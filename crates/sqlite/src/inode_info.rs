@@ -4,6 +4,7 @@
 //! that its padding is zero.
 
 use godwit_memory::process::{AreaKind, Piece, Process, ProcessError, Reader};
+use godwit_memory::tracker::populated;
 
 /// Bytes of the structure, without what only other systems have.
 const SIZE: usize = 80;
@@ -63,7 +64,7 @@ pub(crate) fn find(process: &Process, wanted: &[Identity]) -> Result<Vec<Vec<u64
         if area.kind != AreaKind::Private || !area.writable {
             continue;
         }
-        for pages in process.populated(&area.range)? {
+        for pages in populated(process, &area.range)? {
             let mut pieces = reader.pieces(process, pages);
             while let Some(piece) = pieces.next() {
                 if let Piece::Data { start, bytes } = piece?

@@ -31,7 +31,7 @@ const BLOCK: usize = 64 * 1024;
 ///
 /// Where a process only reads, the kernel shows it a page of zeros that all share, and no bit says that a page with content
 /// was there before. So those count as not populated.
-pub(crate) fn pages(pagemap: &File, range: &Range, mut each: impl FnMut(Range, bool)) -> Result<(), Errno> {
+pub(super) fn pages(pagemap: &File, range: &Range, mut each: impl FnMut(Range, bool)) -> Result<(), Errno> {
     let zero = zero_page();
     walk(pagemap, range, |page, entry| {
         if let Some(dirty) = soft_dirty(entry).filter(|_| !is_zeros(entry, zero)) {
