@@ -29,7 +29,7 @@ use godwit_engine::checkpoint::{
 };
 use godwit_engine::image::Digest;
 use godwit_engine::{DumpTarget, EngineError, Keeper, Mount, files};
-use godwit_migration::databases::{self, Remembered};
+use godwit_migration::databases::{self, Found, Look, Remembered};
 use godwit_migration::{Restart, Service, error_chain, failpoint};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -191,15 +191,20 @@ impl Making {
         let prepared = self.node.criu().clone().as_stock().prepare().map_err(internal)?;
         let pids = local.engine.processes(&config).await.map_err(internal)?;
         let pids: Vec<_> = pids.into_iter().filter_map(|pid| pid.try_into().ok()).collect();
-        let looking = tokio::task::spawn_blocking(move || databases::look(&pids, true));
-        let remembered = looking.await.map_err(internal)?.map_err(internal)?.remembered;
+        // It ends when nobody waits for it any more.
+        let awaited = Arc::new(());
+        let waiter = Arc::downgrade(&awaited);
+        let looking =
+            tokio::task::spawn_blocking(move || databases::look(&pids, &|| waiter.strong_count() > 0));
+        let look = looking.await.map_err(internal)?;
+        drop(awaited);
         let dumped = tokio::select! {
-            dumped = self.dump(prepared) => dumped,
+            dumped = self.dump(prepared, look) => dumped,
             () = outputs.closed() => Err(Status::cancelled("the user has gone")),
             () = local.ending.cancelled() => Err(Status::unavailable("godwitd ends: the service goes on")),
         };
-        let frozen = match dumped {
-            Ok(frozen) => frozen,
+        let (frozen, remembered) = match dumped {
+            Ok(dumped) => dumped,
             Err(status) => {
                 self.go_on().await?;
                 return Err(status);
@@ -248,13 +253,18 @@ impl Making {
     }
 
     /// Freezes the service and writes all that an archive has into the staging directory; how long it took.
-    async fn dump(&self, prepared: Prepared) -> Result<Duration, Status> {
+    async fn dump(&self, prepared: Prepared, look: Look) -> Result<(Duration, Vec<Remembered>), Status> {
         let (local, service) = (self.node.local(), &self.service);
         let config = local.config(service);
         let images = self.staging.path().join(IMAGES);
         std::fs::create_dir(&images).map_err(internal)?;
         let begun = Instant::now();
         local.engine.freeze(&config).await.map_err(internal)?;
+        let settling = tokio::task::spawn_blocking(move || look.settled().found(true));
+        let Found { remembered, warnings } = settling.await.map_err(internal)?;
+        for warning in warnings {
+            self.node.events.tell("service", "told", &service.name, &warning);
+        }
         let target = local.engine.dump_target(&config).await.map_err(internal)?;
         for (name, content) in &target.extra_files {
             std::fs::write(images.join(name), content).map_err(internal)?;
@@ -302,7 +312,7 @@ impl Making {
             })
         });
         written.await.map_err(internal)?.map_err(unwritten)?;
-        Ok(begun.elapsed())
+        Ok((begun.elapsed(), remembered))
     }
 
     /// Whether the peers of its connections are not to hear that it ends.

@@ -512,7 +512,7 @@ impl Making<'_> {
         let processes = self.node.local().engine.processes(config).await.map_err(internal)?;
         let remembered = self.remembered.clone();
         let correcting = tokio::task::spawn_blocking(move || databases::correct(&processes, &remembered));
-        for failed in correcting.await.map_err(internal)? {
+        if let Some(failed) = correcting.await.map_err(internal)? {
             self.node.events.tell("service", "told", &self.service.name, &failed);
         }
         Ok(())

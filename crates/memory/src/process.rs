@@ -186,11 +186,13 @@ impl Process {
         read::first_with_content(self, range)
     }
 
-    /// Writes memory, where it may be written or not. A page that has yet to come is waited for.
+    /// Writes memory, where it may be written or not. A page that has yet to come is waited for by reading it: the kernel
+    /// lets no write by this way wait.
     ///
     /// # Errors
     /// [`ProcessError::Gone`] when the process has ended, and where there is no memory.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), ProcessError> {
+        self.read(address, &mut [0])?;
         let memory = self.of_task(|task| self.open_path(&format!("task/{task}/mem"), OFlag::O_WRONLY))?;
         memory.write_all_at(bytes, address).map_err(|source| self.failed("write its memory", source))
     }

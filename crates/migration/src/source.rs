@@ -274,8 +274,10 @@ impl Source {
     ) -> Result<Restored, SourceError> {
         let reserved = self.reserve(link, recorder).await?;
         let prepared = self.send_root(link, recorder, reserved).await?;
+        // Before the rounds: what is written while their memory is read is not left for the frozen time.
+        let databases = self.databases().await?;
         let copied = self.precopy(link, recorder, prepared).await?;
-        let frozen = self.freeze(recorder, copied).await?;
+        let frozen = self.freeze(recorder, copied, databases).await?;
         match self.dump_and_send(link, recorder, frozen).await {
             Err(SourceError::Criu(error)) => Err(self.explained(error).await),
             Err(error) => Err(error),

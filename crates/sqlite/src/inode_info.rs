@@ -1,6 +1,6 @@
 //! `struct unixInodeInfo`: how it is recognized in the memory of a process, and how it is changed.
 //!
-//! Its layout has been the same since SQLite 3.24 (2018), in processes of 64 bits. SQLite clears it before it is filled, so
+//! Its layout has been the same since SQLite 3.25 (2018), in processes of 64 bits. SQLite clears it before it is filled, so
 //! that its padding is zero.
 
 use godwit_memory::process::{AreaKind, Piece, Process, ProcessError, Reader};
@@ -56,8 +56,13 @@ impl Identity {
 
 /// Where a process remembers each of these files. It reads all of the process's private memory that is of no file: some
 /// gigabytes a second.
-pub(crate) fn find(process: &Process, wanted: &[Identity]) -> Result<Vec<Vec<u64>>, ProcessError> {
-    let mut places = vec![Vec::new(); wanted.len()];
+pub(crate) fn find(
+    process: &Process,
+    files: &[Identity],
+    wanted: &dyn Fn() -> bool,
+) -> Result<Vec<Vec<u64>>, ProcessError> {
+    let mut places = vec![Vec::new(); files.len()];
+    let search = Search::of(files);
     let mut candidates = Vec::new();
     let mut reader = Reader::new();
     for area in process.areas_now()? {
@@ -70,42 +75,70 @@ pub(crate) fn find(process: &Process, wanted: &[Identity]) -> Result<Vec<Vec<u64
                 if let Piece::Data { start, bytes } = piece?
                     && candidates.len() < MOST_CANDIDATES
                 {
-                    search(start, bytes, wanted, &mut candidates);
+                    search.add(start, bytes, &mut candidates);
+                }
+                if !wanted() {
+                    return Ok(places);
                 }
             }
         }
     }
     for (index, place) in candidates {
-        let (wanted, places) = (wanted[index], &mut places[index]);
-        if places.len() < MOST_PLACES && is_at(process, place, wanted)? {
+        let (file, places) = (files[index], &mut places[index]);
+        if places.len() < MOST_PLACES && is_at(process, place, file)? {
             places.push(place);
         }
     }
     Ok(places)
 }
 
-/// Adds the addresses at which one of these identities may begin.
-fn search(start: u64, bytes: &[u8], wanted: &[Identity], found: &mut Vec<(usize, u64)>) {
-    let (words, _) = bytes.as_chunks::<8>();
-    for (offset, pair) in (start..).step_by(8).zip(words.windows(2)) {
-        let inode = u64::from_ne_bytes(pair[1]);
-        for (index, identity) in wanted.iter().enumerate() {
-            if inode == identity.inode && u64::from_ne_bytes(pair[0]) == identity.device {
-                found.push((index, offset));
+/// A search for several identities at once.
+struct Search {
+    /// By inode and device; the place in the order of the files.
+    sorted: Vec<(u64, u64, usize)>,
+    /// The smallest inode and the largest one.
+    inodes: std::ops::RangeInclusive<u64>,
+    /// By device.
+    devices: Vec<(u64, usize)>,
+}
+
+impl Search {
+    fn of(files: &[Identity]) -> Self {
+        let indexed = || files.iter().enumerate();
+        let mut sorted: Vec<_> = indexed().map(|(index, file)| (file.inode, file.device, index)).collect();
+        sorted.sort_unstable();
+        let end = |of: Option<&(u64, u64, usize)>| of.map_or(0, |(inode, ..)| *inode);
+        let inodes = end(sorted.first())..=end(sorted.last());
+        Self { inodes, sorted, devices: indexed().map(|(index, file)| (file.device, index)).collect() }
+    }
+
+    /// Adds the addresses at which one of them may begin.
+    fn add(&self, start: u64, bytes: &[u8], found: &mut Vec<(usize, u64)>) {
+        let (words, _) = bytes.as_chunks::<8>();
+        for (offset, pair) in (start..).step_by(8).zip(words.windows(2)) {
+            let inode = u64::from_ne_bytes(pair[1]);
+            if !self.inodes.contains(&inode) {
+                continue;
+            }
+            let device = u64::from_ne_bytes(pair[0]);
+            let wanted = (inode, device);
+            if let Ok(at) = self.sorted.binary_search_by_key(&wanted, |(inode, device, _)| (*inode, *device))
+            {
+                found.push((self.sorted[at].2, offset));
             }
         }
-    }
-    // One whose second half is in the next piece.
-    if let Some((last, before)) = words.split_last() {
-        let device = u64::from_ne_bytes(*last);
-        let address = start + before.len() as u64 * 8;
-        let begins = wanted.iter().enumerate().filter(|(_, identity)| identity.device == device);
-        found.extend(begins.map(|(index, _)| (index, address)));
+        // One whose second half is in the next piece.
+        if let Some((last, before)) = words.split_last() {
+            let device = u64::from_ne_bytes(*last);
+            let address = start + before.len() as u64 * 8;
+            let begins = self.devices.iter().filter(|(of, _)| *of == device);
+            found.extend(begins.map(|(_, index)| (*index, address)));
+        }
     }
 }
 
 /// Whether the structure of this file is at this place.
-fn is_at(process: &Process, place: u64, identity: Identity) -> Result<bool, ProcessError> {
+pub(crate) fn is_at(process: &Process, place: u64, identity: Identity) -> Result<bool, ProcessError> {
     // Who tells the place may be another node.
     if place >= END {
         return Ok(false);
@@ -206,7 +239,7 @@ mod tests {
         // Not at a word.
         bytes[100..116].copy_from_slice(&FILE.bytes());
         let mut found = Vec::new();
-        search(0x1000, &bytes, &[Identity { device: 0, inode: 7 }, FILE], &mut found);
+        Search::of(&[Identity { device: 0, inode: 7 }, FILE]).add(0x1000, &bytes, &mut found);
         assert_eq!(found, [(1, 0x1008), (1, 0x1ff8)]);
     }
 }

@@ -1,6 +1,6 @@
-//! The databases that processes have open.
+//! The databases that a process has open.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use godwit_memory::process::{Process, ProcessError};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use crate::inode_info::{Identity, find};
+use crate::inode_info::{Identity, find, is_at};
 
 /// How a database begins (<https://www.sqlite.org/fileformat.html>, 1.3).
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -19,7 +19,27 @@ const HEADER: usize = 20;
 const VERSIONS: std::ops::Range<usize> = 18..20;
 const WITH_LOG: u8 = 2;
 
-/// A database that a process has open for writing.
+/// Most databases of a process that are looked for in its memory.
+const MOST: usize = 256;
+
+/// Filesystems of whose files none is read: those of the kernel, where that can have effects. Nor are those read of which a
+/// program is the server (FUSE): it may not answer.
+const OF_KERNEL: [&str; 12] = [
+    "proc",
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "tracefs",
+    "debugfs",
+    "securityfs",
+    "configfs",
+    "mqueue",
+    "bpf",
+    "pstore",
+    "efivarfs",
+];
+
+/// A database that a process has open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Database {
     /// The process, in the node's PID namespace.
@@ -30,69 +50,87 @@ pub struct Database {
     pub program: String,
     /// Its path, as the process has opened it.
     pub path: String,
-    /// One of the descriptors by which it is open.
-    pub descriptor: i32,
+    /// The descriptors by which it is open.
+    pub descriptors: Vec<i32>,
     /// What its file is known by here.
     pub identity: Identity,
+    /// Whether the process can write to it.
+    pub is_writable: bool,
     /// Whether it has a write-ahead log.
     pub has_log: bool,
-    /// Addresses at which the process remembers that.
+    /// Addresses at which the process remembers its file.
     pub places: Vec<u64>,
 }
 
-/// The databases that these processes have open for writing, once for each process. Processes that have ended are passed over.
-///
-/// It reads the beginning of each regular file that is open for reading and writing, and the memory of the processes that have
-/// a database: not for an asynchronous thread.
-///
-/// # Errors
-/// A process cannot be looked at.
-pub fn databases(pids: &[i32]) -> Result<Vec<Database>, ProcessError> {
-    let mut found = Vec::new();
-    for &pid in pids {
-        match of_process(pid) {
-            Ok(databases) => found.extend(databases),
-            Err(ProcessError::Gone { .. }) => {}
-            Err(error) => return Err(error),
+impl Database {
+    /// Looks again, when the process does not run any more, which of its descriptors and places are still there: some
+    /// microseconds.
+    ///
+    /// # Errors
+    /// The process cannot be looked at.
+    pub fn settle(&mut self) -> Result<(), ProcessError> {
+        let process = Process::open(self.pid)?;
+        self.descriptors.retain(|number| Identity::of_open_file(&process, *number) == Some(self.identity));
+        let mut places = Vec::new();
+        for &place in &self.places {
+            if is_at(&process, place, self.identity)? {
+                places.push(place);
+            }
         }
+        self.places = places;
+        Ok(())
     }
-    Ok(found)
 }
 
-fn of_process(pid: i32) -> Result<Vec<Database>, ProcessError> {
+/// The databases that a process has open. It reads the beginning of each regular file that is open, and all private memory of
+/// a process that has a database, while it is `wanted`: not for an asynchronous thread.
+///
+/// # Errors
+/// The process cannot be looked at.
+pub fn databases(pid: i32, wanted: &dyn Fn() -> bool) -> Result<Vec<Database>, ProcessError> {
     let process = Process::open(pid)?;
     let directory = process.directory()?;
-    let mut found = Vec::new();
-    let mut known = BTreeSet::new();
+    let mut found: BTreeMap<Identity, Option<Database>> = BTreeMap::new();
+    let mut types = None;
     // What cannot be read has been closed.
     for entry in fs::read_dir(directory.join("fd")).into_iter().flatten().flatten() {
-        let Some(descriptor) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let Ok(link) = fs::read_link(entry.path()) else { continue };
-        if !link.is_absolute() || !is_read_and_written(&directory, descriptor) {
+        if !link.is_absolute() {
             continue;
         }
-        let Some(identity) = of_file(&entry.path()).filter(|identity| known.insert(*identity)) else {
+        let Some(open) = Open::of(&directory, number) else { continue };
+        let Some(identity) = of_file(&entry.path()) else { continue };
+        if let Some(known) = found.get_mut(&identity) {
+            if let Some(database) = known {
+                database.descriptors.push(number);
+                database.is_writable |= open.is_writable();
+            }
             continue;
-        };
-        let Some(header) = header(&process, descriptor).filter(|header| header.starts_with(MAGIC)) else {
-            continue;
-        };
-        found.push(Database {
+        }
+        let types = types.get_or_insert_with(|| types_of_mounts(&directory));
+        let can_be_read = open.is_readable() && types.get(&open.mount).is_some_and(|kind| has_files(kind));
+        let header = if can_be_read { header(&process, number) } else { None };
+        let database = header.filter(|header| header.starts_with(MAGIC)).map(|header| Database {
             pid,
             space: process.space(),
             program: plain(&fs::read_to_string(directory.join("comm")).unwrap_or_default()),
             path: plain(&link.to_string_lossy()),
-            descriptor,
+            descriptors: vec![number],
             identity,
+            is_writable: open.is_writable(),
             has_log: header[VERSIONS].contains(&WITH_LOG),
             places: Vec::new(),
         });
+        // Another descriptor of the same file may be one that can be read.
+        if database.is_some() || can_be_read {
+            found.insert(identity, database);
+        }
     }
-    if !found.is_empty() {
-        let identities: Vec<_> = found.iter().map(|database| database.identity).collect();
-        let places = find(&process, &identities)?;
+    let mut found: Vec<Database> = found.into_values().flatten().collect();
+    let identities: Vec<_> = found.iter().take(MOST).map(|database| database.identity).collect();
+    if !identities.is_empty() {
+        let places = find(&process, &identities, wanted)?;
         found.iter_mut().zip(places).for_each(|(database, places)| database.places = places);
     }
     Ok(found)
@@ -115,12 +153,41 @@ fn of_file(path: &Path) -> Option<Identity> {
     is_file.then_some(Identity { device, inode: found.stx_ino })
 }
 
-/// Whether a file is open for reading and writing, as SQLite opens those to which it may write.
-fn is_read_and_written(directory: &Path, descriptor: i32) -> bool {
-    let text = fs::read_to_string(directory.join("fdinfo").join(descriptor.to_string())).unwrap_or_default();
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_RDWR && flags & libc::O_PATH == 0)
+/// What the kernel says of an open file (proc_pid_fdinfo(5)).
+struct Open {
+    flags: i32,
+    mount: u64,
+}
+
+impl Open {
+    fn of(directory: &Path, descriptor: i32) -> Option<Self> {
+        let text = fs::read_to_string(directory.join("fdinfo").join(descriptor.to_string())).ok()?;
+        let field = |name: &str| text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim()));
+        let flags = i32::from_str_radix(field("flags:")?, 8).ok()?;
+        Some(Self { flags, mount: field("mnt_id:")?.parse().ok()? })
+    }
+
+    fn is_writable(&self) -> bool {
+        self.flags & libc::O_ACCMODE == libc::O_RDWR
+    }
+
+    fn is_readable(&self) -> bool {
+        self.flags & (libc::O_PATH | libc::O_DIRECT) == 0 && self.flags & libc::O_ACCMODE != libc::O_WRONLY
+    }
+}
+
+/// The types of the filesystems that a process has mounted, by the numbers of mounts (proc_pid_mountinfo(5)).
+fn types_of_mounts(directory: &Path) -> BTreeMap<u64, String> {
+    let text = fs::read_to_string(directory.join("mountinfo")).unwrap_or_default();
+    let of_line = |line: &str| {
+        let (mount, kind) = line.split_once(" - ")?;
+        Some((mount.split(' ').next()?.parse().ok()?, kind.split(' ').next()?.to_owned()))
+    };
+    text.lines().filter_map(of_line).collect()
+}
+
+fn has_files(kind: &str) -> bool {
+    !OF_KERNEL.contains(&kind) && !kind.starts_with("fuse")
 }
 
 /// The beginning of a file. It is read by the process's own open file: opening it here could break a lease.
@@ -133,4 +200,21 @@ fn header(process: &Process, descriptor: i32) -> Option<[u8; HEADER]> {
 /// A name that a program chose, for a terminal.
 fn plain(name: &str) -> String {
     name.trim_end_matches('\n').chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_of_disks_and_not_of_the_kernel_or_of_programs() {
+        for (kind, has) in
+            [("ext4", true), ("overlay", true), ("nfs4", true), ("tmpfs", true), ("proc", false)]
+        {
+            assert_eq!(has_files(kind), has, "{kind}");
+        }
+        assert!(!has_files("fuse.sshfs") && !has_files("fuse") && !has_files("tracefs"));
+        let own = types_of_mounts(Path::new("/proc/self"));
+        assert!(own.values().any(|kind| kind == "proc"), "{own:?}");
+    }
 }

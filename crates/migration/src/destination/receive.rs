@@ -341,7 +341,8 @@ async fn correct(
     }
     let processes = local.engine.processes(config).await?;
     let correcting = tokio::task::spawn_blocking(move || databases::correct(&processes, &remembered));
-    for failed in correcting.await? {
+    let corrected = tokio::time::timeout(RESTORE_LIMIT, correcting);
+    if let Some(failed) = corrected.await.map_err(|_| DestinationError::Slow)?? {
         local.cluster.told(service, &failed).await;
     }
     Ok(())

@@ -227,7 +227,7 @@ impl Source {
         }
         // One that has not answered is taken for one of this version.
         let corrects = answered.as_ref().is_none_or(|answered| answered.accepted.corrects);
-        findings.warnings.extend(self.databases(corrects).await?.warnings);
+        findings.warnings.extend(self.databases().await?.found(corrects).warnings);
         // A service that cannot move need not be measured.
         if !findings.objections.is_empty() || !findings.obstacles.is_empty() {
             return Ok(());

@@ -17,7 +17,7 @@ use super::streams::Streams;
 use super::{Source, SourceError};
 use crate::checkpoint::Dump;
 use crate::crossing::AtRest;
-use crate::databases::Remembered;
+use crate::databases::{Look, Remembered};
 use crate::failpoint;
 use crate::hooks::{self, HookPoint};
 use crate::images::ImageTmpfs;
@@ -79,6 +79,7 @@ impl Source {
         &self,
         recorder: &mut Recorder,
         copied: Copied,
+        databases: Look,
     ) -> Result<Frozen, SourceError> {
         let Copied { agreed, pages, streams, leave, files } = copied;
         let tmpfs = ImageTmpfs::open(
@@ -88,7 +89,7 @@ impl Source {
             agreed.images,
         )?;
         let (tree, log) = files.split();
-        match self.stand_still(recorder, &tmpfs, agreed, (pages, tree)).await {
+        match self.stand_still(recorder, &tmpfs, agreed, (pages, tree, databases)).await {
             Ok((kernel, (pages, found), (tree, round))) => Ok(Frozen {
                 tmpfs,
                 streams,
@@ -109,7 +110,7 @@ impl Source {
         recorder: &mut Recorder,
         tmpfs: &ImageTmpfs,
         agreed: Agreed,
-        (pages, tree): (Pages, tree::TreeSender),
+        (pages, tree, databases): (Pages, tree::TreeSender, Look),
     ) -> Result<(KernelState, (Pages, Found), (tree::TreeSender, tree::Round)), SourceError> {
         let config = self.local.config(&self.service);
         // From here on there is something to roll back, even after a crash: the service is about to be frozen, and hooks
@@ -122,12 +123,7 @@ impl Source {
         let mappings = self.prepare_mappings(tmpfs).await?;
         let mappings = mappings.as_deref();
         let target = self.with_copies(self.local.engine.dump_target(&config).await?)?;
-        let options = dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings);
-        let ready = async { Ok::<_, SourceError>(criu.ready(&options).await?) };
-        let ((), databases) = tokio::try_join!(ready, self.databases(agreed.corrects))?;
-        for warning in databases.warnings {
-            self.local.cluster.told(&self.service, &warning).await;
-        }
+        criu.ready(&dump_options(&target, (tmpfs, &pages), agreed.tcp_inline, mappings)).await?;
         let listeners = self.listeners(&config).await?;
         let listeners = listeners.as_ref();
         self.local.standstills.stand_ready(&self.service).await?;
@@ -154,12 +150,17 @@ impl Source {
         }
         // Before the dump: a CRIU without our patches makes directories in the container's /tmp for a short time.
         let begun = Instant::now();
-        let (memory, files, told, found) = tokio::try_join!(
+        let settled = async { Ok(self.jobs.run(|_| databases.settled()).await?.found(agreed.corrects)) };
+        let (memory, files, told, found, databases) = tokio::try_join!(
             self.scan(pages, true),
             next_round(tree, true),
             self.tell_mappings(mappings),
-            self.tmpfs(agreed)
+            self.tmpfs(agreed),
+            settled
         )?;
+        for warning in databases.warnings {
+            self.local.cluster.told(&self.service, &warning).await;
+        }
         let memory = (self.settle_shared(memory.0, agreed.kinds, found).await?, memory.1);
         if told {
             recorder.report.criu.push_str("+external-smaps");

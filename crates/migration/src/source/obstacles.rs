@@ -12,7 +12,6 @@ use godwit_criu::obstacles::{self, Obstacle, Restores, Subject, UnixSockets};
 use godwit_criu::{CriuError, Places};
 use godwit_engine::{ContainerConfig, ContainerStatus, EngineError};
 
-use super::pages::PagesError;
 use super::{Source, SourceError};
 use crate::databases;
 use crate::message::Accepted;
@@ -52,10 +51,9 @@ impl Source {
     }
 
     /// The databases that its processes have open.
-    pub(super) async fn databases(&self, corrects: bool) -> Result<databases::Found, SourceError> {
+    pub(super) async fn databases(&self) -> Result<databases::Look, SourceError> {
         let pids = self.pids().await?;
-        let looking = self.jobs.run(move |_| databases::look(&pids, corrects));
-        Ok(looking.await?.map_err(PagesError::from)?)
+        Ok(self.jobs.run(move |wanted| databases::look(&pids, &|| wanted.is())).await?)
     }
 
     /// The reasons that lie in no process, as sentences; and, where there are none, those that do.
