@@ -37,7 +37,7 @@ pub struct Remembered {
 }
 
 /// What a look at the processes of a service that runs has found.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Look {
     databases: Vec<Database>,
     /// Why processes could not be looked at, as sentences.

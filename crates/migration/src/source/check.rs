@@ -23,6 +23,7 @@ use super::pages::{Kinds, PagesError};
 use super::plan::Plan;
 use super::reserve::chosen;
 use super::{Source, SourceError};
+use crate::databases;
 use crate::link::Link;
 use crate::message::{Accepted, Message, Versions};
 
@@ -74,11 +75,12 @@ pub struct Findings {
     pub measured: Option<Measured>,
 }
 
-/// What a service writes to its memory and its files, seen by looks: the same for all destinations.
+/// What a service writes to its memory and its files, seen by looks, and its databases: the same for all destinations.
 #[derive(Debug)]
 pub struct Seen {
     looks: Option<Vec<Look>>,
     changing: Changing,
+    databases: databases::Look,
 }
 
 /// What a move to a destination is thought through with.
@@ -225,9 +227,6 @@ impl Source {
                 other => other?,
             }
         }
-        // One that has not answered is taken for one of this version.
-        let corrects = answered.as_ref().is_none_or(|answered| answered.accepted.corrects);
-        findings.warnings.extend(self.databases().await?.found(corrects).warnings);
         // A service that cannot move need not be measured.
         if !findings.objections.is_empty() || !findings.obstacles.is_empty() {
             return Ok(());
@@ -239,13 +238,15 @@ impl Source {
             let kinds = self.kinds(accepted, plan.mode).await?;
             self.warn_of_shared_memory(kinds, findings).await?;
         }
+        // One that has not answered is taken for one of this version.
+        let corrects = answered.as_ref().is_none_or(|answered| answered.accepted.corrects);
         let (fixed, margin) = self.corrected(self.fixed(memory).await?);
         let goals = Goals { margin, ..plan.goals };
         let (layer_bytes, link, userfaultfd) = match answered {
             Some(Answered { link, layers, accepted }) => (layers.bytes(), Some(link), accepted.userfaultfd),
             None => (0, None, false),
         };
-        let (Seen { looks, changing }, link) = match seen {
+        let (Seen { looks, changing, databases }, link) = match seen {
             Some(seen) => (&*seen, measure(link).await),
             None => {
                 let files = FileLooks::new(tree, round, self.logs().await?);
@@ -253,6 +254,7 @@ impl Source {
                 (&*seen.insert(new?), link)
             }
         };
+        findings.warnings.extend(databases.clone().found(corrects).warnings);
         let populated = memory / PAGE_SIZE;
         let writes = looks.as_ref().map(|looks| Curve::fit(looks, populated));
         let written = writes.as_ref().filter(|_| plan.needs_writes()).map(Curve::bytes_per_second);
@@ -401,6 +403,8 @@ impl Source {
         files: FileLooks,
         warnings: &mut Vec<String>,
     ) -> Result<Seen, SourceError> {
+        // Not beside the others: it reads all of the memory.
+        let databases = self.databases().await?;
         let (looks, changing) = tokio::join!(self.looks(plan), self.changing(files));
         let (looks, warning) = looks?;
         warnings.extend(warning);
@@ -417,7 +421,7 @@ impl Source {
                 bytes >> 20
             ));
         }
-        Ok(Seen { looks, changing })
+        Ok(Seen { looks, changing, databases })
     }
 
     /// Looks at what the service writes, where that matters; none where the kernel cannot tell, which is noted.
