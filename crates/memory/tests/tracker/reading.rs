@@ -108,14 +108,27 @@ fn a_process_that_ended_is_gone() {
     assert!(gone(Process::open(child.pid).map(drop)));
 }
 
+/// The range of an area, in the line of smaps with which it begins.
+fn range_of(line: &str) -> Option<std::ops::Range<u64>> {
+    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    Some(address(start)?..address(end)?)
+}
+
 #[test]
 fn a_dropped_tracker_leaves_nothing() {
     let (child, start) = with_pages(|_| ());
-    // The kernel writes the list piece by piece: one that is about to change may be in none of them.
+    // The kernel writes the list piece by piece: an area that is about to change may be in none of them. It may also have
+    // become one with what lies beside it.
     let look = || {
         let text = std::fs::read_to_string(format!("/proc/{}/smaps", child.pid)).expect("its areas");
-        let from = text.find(&format!("{start:x}-"))?;
-        text[from..].lines().find(|line| line.starts_with("VmFlags")).map(str::to_owned)
+        let mut is_in = false;
+        text.lines().find_map(|line| {
+            if let Some(range) = range_of(line) {
+                is_in = range.contains(&start);
+            }
+            (is_in && line.starts_with("VmFlags")).then(|| line.to_owned())
+        })
     };
     let flags = || {
         let mut found = None;
