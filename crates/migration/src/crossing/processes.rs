@@ -3,7 +3,8 @@
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStringExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use godwit_crossing::{Area, Name, Process, areas_of_maps};
 use godwit_memory::process::{Process as Handle, ProcessError};
@@ -27,20 +28,41 @@ pub(crate) fn present<T>(found: Result<T, ProcessError>) -> Result<Option<T>, Pr
     }
 }
 
+/// How often processes of a service are looked at again that may execute a program just now, and how long that may take.
+const LOOKS: u32 = 20;
+const EXECUTING: Duration = Duration::from_millis(1);
+
 /// What is seen of all of these, in the node's PID namespace, with what each says about rest; without those that have ended.
+/// Not for an asynchronous thread.
 pub(crate) fn see_all(pids: &[u32]) -> Result<Vec<(Process, Vec<u8>)>, ProcessError> {
     let mut all = Vec::with_capacity(pids.len());
+    let mut looks = LOOKS;
     for &pid in pids {
         let Some(process) = open(pid)? else { continue };
-        all.extend(present(see(&process))?);
+        all.extend(present(see_whole(&process, &mut looks))?);
     }
     Ok(all)
 }
 
-fn see(process: &Handle) -> Result<(Process, Vec<u8>), ProcessError> {
+/// What is seen of a process that executes no program meanwhile: its executable and what it says would be those of two
+/// programs, or it would say nothing yet.
+fn see_whole(process: &Handle, looks: &mut u32) -> Result<(Process, Vec<u8>), ProcessError> {
+    loop {
+        let executable = process.executable()?;
+        let (seen, bytes) = see(process, executable.clone())?;
+        let is_whole = seen.record.is_ok() && process.executable()? == executable;
+        if is_whole || *looks == 0 {
+            return Ok((seen, bytes));
+        }
+        *looks -= 1;
+        // There is no event for the end of execve(2).
+        std::thread::sleep(EXECUTING);
+    }
+}
+
+fn see(process: &Handle, executable: PathBuf) -> Result<(Process, Vec<u8>), ProcessError> {
     let (record, bytes) = record_of(process)?;
     let directory = process.directory()?;
-    let executable = process.executable()?;
     let name = name(process, &executable);
     let executable = executable.into_os_string().into_vec();
     if record.is_err() {
@@ -136,7 +158,7 @@ mod tests {
         // spawn(2) returns when it has begun.
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let process = open(child.id()).unwrap().unwrap();
-        let (seen, bytes) = see(&process).unwrap();
+        let (seen, bytes) = see(&process, process.executable().unwrap()).unwrap();
         assert_eq!((&seen.record, bytes.len()), (&Err(RecordError::Foreign), 0));
         assert!(seen.name.name.ends_with("sleep") || seen.name.name.ends_with("coreutils"), "{seen:?}");
         assert!(!seen.has_filter && !seen.has_rings && seen.areas.is_empty());
@@ -144,7 +166,8 @@ mod tests {
         assert_eq!(name, seen.name);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(present(see(&process)).unwrap(), None);
+        let seen = process.executable().and_then(|executable| see(&process, executable));
+        assert_eq!(present(seen).unwrap(), None);
         assert_eq!(see_all(&[child.id()]).unwrap(), []);
     }
 
