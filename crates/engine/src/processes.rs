@@ -29,6 +29,10 @@ use process::{Handle, ProcessStatus};
 /// How long killed processes may take to end. Only uninterruptible sleep takes longer than a moment.
 const KILL_LIMIT: Duration = Duration::from_secs(20);
 
+/// How often, and how long after, what looks like a command from outside is looked at again.
+const LOOKS_AGAIN: usize = 3;
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
 /// What godwit does with processes of containers.
 #[derive(Debug, Clone)]
 pub(crate) struct Processes {
@@ -49,11 +53,26 @@ impl Processes {
 
     /// How many commands from outside run in the container with this main process.
     pub(crate) fn sessions(&self, config: &ContainerConfig, main: u32) -> Result<usize, EngineError> {
+        let mut found = self.first_of_commands(config, main)?;
+        for _ in 0..LOOKS_AGAIN {
+            if found.is_empty() {
+                break;
+            }
+            // There is no event for the end of a process's parent.
+            std::thread::sleep(LOOK_AGAIN);
+            let again = self.first_of_commands(config, main)?;
+            found.retain(|pid| again.contains(pid));
+        }
+        Ok(found.len())
+    }
+
+    /// Processes whose parent is outside the container: the first ones of commands; and, for a moment, those whose parent
+    /// ends, which leaves its cgroup before its children have another parent.
+    fn first_of_commands(&self, config: &ContainerConfig, main: u32) -> Result<Vec<u32>, EngineError> {
         let members = self.members(config)?;
         let statuses = statuses(config, members.clone())?;
-        // A command's first process has its parent outside the container.
         let from_outside = |status: &&ProcessStatus| status.pid != main && !members.contains(&status.parent);
-        Ok(statuses.iter().filter(from_outside).count())
+        Ok(statuses.iter().filter(from_outside).map(|status| status.pid).collect())
     }
 
     /// The tmpfs of the container with this main process that a restorer can bring now.
