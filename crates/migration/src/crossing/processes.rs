@@ -48,9 +48,9 @@ pub(crate) fn see_all(pids: &[u32]) -> Result<Vec<(Process, Vec<u8>)>, ProcessEr
 /// programs, or it would say nothing yet.
 fn see_whole(process: &Handle, looks: &mut u32) -> Result<(Process, Vec<u8>), ProcessError> {
     loop {
-        let executable = process.executable()?;
+        let executable = executable(process)?;
         let (seen, bytes) = see(process, executable.clone())?;
-        let is_whole = seen.record.is_ok() && process.executable()? == executable;
+        let is_whole = seen.record.is_ok() && self::executable(process)? == executable;
         if is_whole || *looks == 0 {
             return Ok((seen, bytes));
         }
@@ -90,6 +90,14 @@ fn see(process: &Handle, executable: PathBuf) -> Result<(Process, Vec<u8>), Proc
         has_rings: has_rings(&directory).map_err(tried("look at its open files"))?,
     };
     Ok((facts, bytes))
+}
+
+/// Its executable, which a process that ends has no more before it has ended.
+fn executable(process: &Handle) -> Result<PathBuf, ProcessError> {
+    process.executable().map_err(|error| match error {
+        ProcessError::Io { source, .. } => failed(process, "find its executable", source),
+        error => error,
+    })
 }
 
 /// `/proc/PID/status` of a thread that lives.
